@@ -40,7 +40,8 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast_deploy.federation_file import make_federation, read_federation
-from holdfast_deploy.member.node import Node
+from holdfast_deploy.member.node import open_node
+from holdfast_deploy.member.session import Session
 from holdfast_deploy.ops.events import Events, silence
 from holdfast_deploy.site import open_site, read_data
 from holdfast_deploy.wire.authority import make_certificates
@@ -91,9 +92,9 @@ def write_federation(folder: Path, nodes: int, rounds: int, megabytes: float, al
     return path
 
 
-def open_node(path: Path, name: str) -> Node:
+def session_of(path: Path, name: str) -> Session:
     federation = read_federation(path)
-    return Node(
+    return open_node(
         federation,
         name,
         path.parent / f"node-{name}",
@@ -109,10 +110,10 @@ def open_node(path: Path, name: str) -> Node:
 def serve(path: Path, raw_port: int, messages: int, ready: Event, done: Event) -> None:
     """Node a with published messages, and beside it the raw stream of the same bytes."""
     torch.set_num_threads(1)
-    with open_node(path, "a") as node:
-        node.message_round = 1
+    with session_of(path, "a") as node:
+        node.exchange.message_round = 1
         row = torch.randn(1, node.x0.numel(), generator=torch.Generator().manual_seed(0))
-        published = [node.outbox.publish(node.header(i, row), row) for i in range(messages)]
+        published = [node.outbox.publish(node.exchange.header((1, i), row), row) for i in range(messages)]
         pieces = list(published[0].chunks())
         del row
 
@@ -172,10 +173,10 @@ def measure_throughput(folder: Path, megabytes: float, repeats: int) -> list[tup
     pid = server.pid
     assert pid is not None
     try:
-        with open_node(path, "b") as node:
+        with session_of(path, "b") as node:
             assert node.credentials is not None
             credentials = node.credentials.for_client()
-            tensors = node.header(0, node.x0[None]).tensors
+            tensors = node.exchange.header((1, 0), node.x0[None]).tensors
 
             async def fetch(exchange: int) -> Cost:
                 # Each once: a message that is asked for again is first verified by who sends it.

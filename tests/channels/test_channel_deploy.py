@@ -95,15 +95,15 @@ def test_deployed_models_and_bytes_are_the_simulators(case, tmp_path):
     assert (deployed - simulation.models).norm() <= 1e-5 * simulation.models.norm()
     if "half" not in case:  # rows are added up in another order, so the last bits may differ
         assert (deployed - simulation.models).abs().max() < 1e-14
-    assert sum(member.payload_bytes for member in run.members.values()) == simulation.payload_bytes
+    assert sum(member.accounts.payload_bytes for member in run.members.values()) == simulation.payload_bytes
     if "sporadic" not in case and "lossless" not in case:
-        delivered = sum(member.costs.delivery_bytes for member in run.members.values())
-        wire = sum(member.wire_bytes[0] for member in run.members.values())
+        delivered = sum(member.accounts.costs.delivery_bytes for member in run.members.values())
+        wire = sum(member.accounts.wire_bytes[0] for member in run.members.values())
         assert wire == simulation.payload_bytes + delivered
     for node in run.members.values():
-        if isinstance(node, Node):  # what a restart fills looks like what was saved
+        if isinstance(node.program, Node):  # what a restart fills looks like what was saved
             saved = MessageFile(node.folder / "state").header.tensors
-            assert specs(state_template(run.federation, node.node, node.x0)) == saved
+            assert specs(state_template(run.federation, node.program.node, node.x0)) == saved
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_what_a_channel_remembers_is_made_good_after_damage(algorithm, changes, 
     assert not run.errors
     for name, model in calm.models.items():
         assert torch.equal(run.models[name], model)
-    payload = {name: member.payload_bytes for name, member in calm.members.items()}
-    assert {name: member.payload_bytes for name, member in run.members.items()} == payload
+    payload = {name: member.accounts.payload_bytes for name, member in calm.members.items()}
+    assert {name: member.accounts.payload_bytes for name, member in run.members.items()} == payload
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.member.network import NetworkThread
 from holdfast_deploy.member.node import Node
-from holdfast_deploy.member.server import Server
 from holdfast_deploy.member.template import state_template
 from holdfast_deploy.member.waiting import Stopped
 from holdfast_deploy.storage.messages import Header, MessageFile, specs
@@ -116,7 +115,7 @@ def test_deployed_models_and_bytes_are_the_simulators(case: str, tmp_path: Path)
     simulation = simulate(run.federation)
     deployed = torch.stack([run.models[name] for name in run.federation.names])
     assert (deployed - simulation.models).norm() <= 1e-5 * simulation.models.norm()
-    assert sum(member.payload_bytes for member in run.members.values()) == simulation.payload_bytes
+    assert sum(member.accounts.payload_bytes for member in run.members.values()) == simulation.payload_bytes
 
 
 def test_half_precision_on_the_wire_halves_the_bytes_and_stays_close(tmp_path: Path) -> None:
@@ -125,7 +124,7 @@ def test_half_precision_on_the_wire_halves_the_bytes_and_stays_close(tmp_path: P
     simulation = simulate(make_federation(raw, "test"))
     deployed = torch.stack([run.models[name] for name in run.federation.names])
     assert 0 < (deployed - simulation.models).norm() <= 1e-2 * simulation.models.norm()
-    sent = sum(member.wire_bytes[0] for member in run.members.values())
+    sent = sum(member.accounts.wire_bytes[0] for member in run.members.values())
     assert 2 * sent == simulation.payload_bytes
 
 
@@ -148,10 +147,10 @@ def test_every_method_gives_the_simulators_models_and_bytes(case: Case, tmp_path
     simulation = simulate(run.federation)
     deployed = torch.stack([run.models[name] for name in run.federation.names])
     assert (deployed - simulation.models).norm() <= 1e-5 * simulation.models.norm()
-    assert sum(member.payload_bytes for member in run.members.values()) == simulation.payload_bytes
+    assert sum(member.accounts.payload_bytes for member in run.members.values()) == simulation.payload_bytes
     for node in run.members.values():
-        if isinstance(node, Node):  # what a restart fills looks like what was saved
-            template = state_template(run.federation, node.node, node.x0)
+        if isinstance(node.program, Node):  # what a restart fills looks like what was saved
+            template = state_template(run.federation, node.program.node, node.x0)
             assert specs(template) == MessageFile(node.folder / "state").header.tensors
 
 
@@ -167,7 +166,7 @@ def run_with_interruptions(run: DeployedRun, victim: str, at_rounds: list[int]) 
         thread = threading.Thread(target=run._run, args=[victim], daemon=True)
         thread.start()
         if at is not None:
-            while run.members[victim].message_round < at and thread.is_alive():
+            while run.members[victim].exchange.message_round < at and thread.is_alive():
                 time.sleep(0.002)
             run.members[victim].stop()
             thread.join(PATIENCE)
@@ -250,7 +249,11 @@ def test_a_sporadic_exchange_that_fails_is_inactive_on_both_ends(tmp_path: Path)
     assert not run.errors
     failed = {entry["round"] - 1 for entry in run.log if entry["event"] == "inactive link"}
     assert {0, 1, 2} <= failed < set(range(12))
-    assert run.members["a"].payload_bytes == run.members["b"].payload_bytes == (12 - len(failed)) * 21 * 4
+    assert (
+        run.members["a"].accounts.payload_bytes
+        == run.members["b"].accounts.payload_bytes
+        == (12 - len(failed)) * 21 * 4
+    )
 
     federation = make_federation(raw, "test")
     chances = federation.member_network.sporadic(1.0, lambda r: 1e-12 if r in failed else 1.0, seed=0)
@@ -268,7 +271,7 @@ def test_a_node_leaves_its_model_metrics_and_report(tmp_path: Path) -> None:
     assert float(rows[-1]["local_loss"]) < float(rows[0]["local_loss"])
     report = json.loads((tmp_path / "a" / "report.json").read_text())
     assert report["round"] == 4
-    assert report["payload_bytes"] == report["wire_bytes_sent"] == run.members["a"].payload_bytes
+    assert report["payload_bytes"] == report["wire_bytes_sent"] == run.members["a"].accounts.payload_bytes
     assert report["metrics"]["test_accuracy"] == float(rows[-1]["test_accuracy"])
     assert report["seconds"] >= report["waiting_seconds"] > 0
     assert (tmp_path / "a" / "model.safetensors").exists()
@@ -312,7 +315,7 @@ def test_a_client_killed_while_it_finished_has_its_model_though_the_server_is_go
     with run.member("a") as again:
         assert torch.equal(again.run(), run.models["a"])
         assert again.status()["round"] == raw["rounds"]
-        assert again.metrics == json.loads((tmp_path / "a" / "report.json").read_text())["metrics"]
+        assert again.accounts.metrics == json.loads((tmp_path / "a" / "report.json").read_text())["metrics"]
     assert run.log[-1]["event"] == "finished"
 
 
@@ -320,7 +323,8 @@ def test_a_client_cannot_fill_the_servers_disk(tmp_path: Path) -> None:
     raw = describe({"name": "fedlin", "lr": 0.1}, network=SERVER, rounds=100)
     run = DeployedRun(make_federation(raw, "test"), tmp_path)
     with run.member("hub") as hub:
-        assert isinstance(hub, Server)
+        clients = hub.exchange.clients
+        assert clients is not None
         ahead = Header(
             federation=run.federation.id,
             sender="a",
@@ -328,14 +332,14 @@ def test_a_client_cannot_fill_the_servers_disk(tmp_path: Path) -> None:
             exchange=0,
             tensors=specs(hub.x0[None]),
         )
-        assert hub.admit(ahead)
-        hub.arrived(ahead)
-        assert not hub.admit(ahead)  # it is there
+        assert clients.admit(ahead)
+        clients.arrived(ahead)
+        assert not clients.admit(ahead)  # it is there
         with pytest.raises(HoldfastError, match="still waits for others"):
-            hub.admit(ahead.model_copy(update={"round": 2}))
+            clients.admit(ahead.model_copy(update={"round": 2}))
         with pytest.raises(HoldfastError, match="round: 2, exchange 0, has not begun"):
-            hub.admit(ahead.model_copy(update={"sender": "b", "round": 2}))
-        assert hub.admit(ahead.model_copy(update={"sender": "b"}))
+            clients.admit(ahead.model_copy(update={"sender": "b", "round": 2}))
+        assert clients.admit(ahead.model_copy(update={"sender": "b"}))
 
 
 def test_an_absent_neighbour_is_waited_for_up_to_the_limit(tmp_path: Path) -> None:
@@ -409,6 +413,6 @@ def test_a_10_mb_model_takes_less_than_2_percent_more_on_the_wire(tmp_path: Path
         member.close()
     network.close()
     assert not run.errors
-    payload = sum(member.payload_bytes for member in run.members.values())
+    payload = sum(member.accounts.payload_bytes for member in run.members.values())
     assert payload == 2 * 2 * 4 * run.models["a"].numel() > 4 * 10**7
     assert payload < sum(proxy.bytes for proxy in proxies) < 1.02 * payload

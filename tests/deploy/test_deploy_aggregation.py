@@ -18,10 +18,9 @@ from holdfast.engines.common.channel_run import split_channel_state
 from holdfast.privacy.aggregation.keys import KEY_BYTES, Announcement
 from holdfast.privacy.aggregation.protocol import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.member import aggregating
-from holdfast_deploy.member.aggregating import secrets_for
-from holdfast_deploy.member.cards import make_card
-from holdfast_deploy.member.server import Server
+from holdfast_deploy.member.clients import Clients
+from holdfast_deploy.member.masked_client import secrets_for
+from holdfast_deploy.member.masked_messages import make_card, round_digest
 from holdfast_deploy.site import initial_model
 from holdfast_deploy.storage.messages import MessageFile, digest
 from holdfast_deploy.storage.results import read_cohorts, read_model
@@ -51,15 +50,15 @@ def test_cohorts_are_masked_among_themselves(tmp_path: Path) -> None:
     assert_like_the_simulator(deploy(masked(nodes=5, network=network), tmp_path))
 
 
-class Recording(Server):
+class Recording(Clients):
     """A curious server: keeps all that it was ever sent."""
 
-    seen: list[tuple[int, str, Any]]
+    read: list[tuple[int, str, Any]]
 
     def drop(self, key: Any) -> None:
         for name in self.arrivals.get(key, {}):
             wire = self.schedule.due(key).wire
-            self.seen.append((key[1], name, self.file(key, name).read(wire, torch.device("cpu"))))
+            self.read.append((key[1], name, self.file(key, name).read(wire, torch.device("cpu"))))
         super().drop(key)
 
 
@@ -67,11 +66,11 @@ def test_what_a_curious_server_has_of_a_client_are_uniform_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that one client says in 8 rounds, but for signatures, which are of what is said and of no data."""
-    Recording.seen = []
-    monkeypatch.setattr("federation_runs.Server", Recording)
+    Recording.read = []
+    monkeypatch.setattr("holdfast_deploy.member.server.Clients", Recording)
     deploy(masked(rounds=8), tmp_path)
     by_phase: dict[int, list[Any]] = {phase: [] for phase in range(5)}
-    for exchange, name, said in Recording.seen:
+    for exchange, name, said in Recording.read:
         if name == "a":
             by_phase[exchange].append(said.numpy())
     assert min(map(len, by_phase.values())) >= 6
@@ -195,7 +194,7 @@ def test_a_client_that_announces_a_key_without_a_secret_is_named(tmp_path: Path)
 
 def _round_of(run: DeployedRun, round: int) -> bytes:
     model = MessageFile(run.folder / "b" / "inbox" / f"{round}-0-hub").header
-    return aggregating._round(run.federation, model)
+    return round_digest(run.federation, model)
 
 
 def test_files_that_cannot_be_are_refused() -> None:

@@ -59,7 +59,7 @@ def test_fuzzed_answers_are_refused(count: int, tmp_path: Path) -> None:
     mangler, replay, kinds = Mangler(1), Replay(), Counter[str]()
 
     async def bombard() -> int:
-        link = await fuzzed["a"].link("b")
+        link = fuzzed["a"].connections.to("b")
         real, link.channel = link.channel, replay
         refused = 0
         for _ in range(count):
@@ -73,7 +73,7 @@ def test_fuzzed_answers_are_refused(count: int, tmp_path: Path) -> None:
         link.channel, link.round = real, 0
         return refused
 
-    refused = fuzzed["a"].run_on_loop(bombard)
+    refused = fuzzed["a"].waiting.run_on_loop(bombard)
     assert refused > 0.95 * count  # a flipped bit may leave an answer that is as good
     assert kinds.keys() == {*Mangler.HEADERS, *Mangler.PAYLOADS}
     fuzzed.finish()
@@ -112,7 +112,7 @@ def test_fuzzed_questions_are_refused(count: int, tmp_path: Path) -> None:
             asked += 1
         return asked
 
-    asked = fuzzed["a"].run_on_loop(bombard)
+    asked = fuzzed["a"].waiting.run_on_loop(bombard)
     assert asked > 0.9 * count
     assert fuzzed["a"].events.complaints["refused"] == asked
     fuzzed.finish()
@@ -123,8 +123,8 @@ def test_fuzzed_submissions_are_refused(count: int, tmp_path: Path) -> None:
     fuzzed = Fuzzed(describe(FEDAVG, nodes=2, **SERVER), tmp_path)
     honest, frames = fuzzed.message("a")
     head, mangler, hub = honest.model_dump(mode="json"), Mangler(3), fuzzed["hub"]
-    assert isinstance(hub, Server)
-    hub.message_round = 1  # so that everything but the mistake is right
+    assert isinstance(hub.program, Server)
+    hub.exchange.message_round = 1  # so that everything but the mistake is right
 
     async def bombard() -> int:
         refused, kinds, longest = 0, set[Kind](), 0
@@ -141,10 +141,10 @@ def test_fuzzed_submissions_are_refused(count: int, tmp_path: Path) -> None:
         assert longest < 1000
         return refused
 
-    refused = hub.run_on_loop(bombard)
+    refused = hub.waiting.run_on_loop(bombard)
     assert refused > 0.9 * count
     assert hub.events.complaints["refused"] == refused
-    hub.message_round = 0
+    hub.exchange.message_round = 0
     fuzzed.finish()
 
 
@@ -152,18 +152,18 @@ def test_a_message_that_cannot_be_saved_is_refused_for_now(tmp_path: Path) -> No
     fuzzed = Fuzzed(describe(FEDAVG, nodes=2, **SERVER), tmp_path)
     honest, frames = fuzzed.message("a")
     hub = fuzzed["hub"]
-    assert isinstance(hub, Server)
-    hub.message_round = 1
+    assert isinstance(hub.program, Server)
+    hub.exchange.message_round = 1
     hub.store.inbox.rmdir()
 
     async def submit() -> bytes:
         return await hub.service.submit(Peer("a"), stream([honest.model_dump_json().encode(), *frames]))
 
     with pytest.raises(RefusedError) as refused:
-        hub.run_on_loop(submit)
+        hub.waiting.run_on_loop(submit)
     assert refusal(refused) is Kind.NO_ROOM
     hub.store.inbox.mkdir()
-    assert b'"received":true' in hub.run_on_loop(submit)
+    assert b'"received":true' in hub.waiting.run_on_loop(submit)
     settle_submission(hub, b"", honest, frames)
-    hub.message_round = 0
+    hub.exchange.message_round = 0
     fuzzed.finish()

@@ -54,7 +54,7 @@ def test_fuzzed_questions_over_sockets(count: int, tmp_path: Path) -> None:
                 codes[await call.code()] += 1
         return codes
 
-    codes = fuzzed["a"].run_on_loop(bombard)
+    codes = fuzzed["a"].waiting.run_on_loop(bombard)
     assert codes.keys() == REFUSED | {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED}
     reasons = [entry.get("reason", "") for entry in fuzzed.run.log]
     assert any("a frame above" in reason for reason in reasons)  # refused by gRPC itself, yet in our log
@@ -66,8 +66,8 @@ def test_fuzzed_submissions_over_sockets(count: int, tmp_path: Path) -> None:
     fuzzed = Fuzzed(describe(FEDAVG, nodes=2, **SERVER), tmp_path)
     honest, frames = fuzzed.message("a")
     head, mangler, hub = honest.model_dump(mode="json"), Mangler(5), fuzzed["hub"]
-    assert isinstance(hub, Server)
-    hub.message_round = 1
+    assert isinstance(hub.program, Server)
+    hub.exchange.message_round = 1
     frames_too_large = [[bytes(2**22)], [json.dumps(head).encode(), bytes(2**22)]]
 
     async def bombard() -> Counter[grpc.StatusCode]:
@@ -81,7 +81,7 @@ def test_fuzzed_submissions_over_sockets(count: int, tmp_path: Path) -> None:
                     settle_submission(hub, bad[0], honest, frames)
         return codes
 
-    codes = hub.run_on_loop(bombard)
+    codes = hub.waiting.run_on_loop(bombard)
     # INTERNAL is what our own end says when the other has refused a message before all of it was sent.
     refused = codes[grpc.StatusCode.INVALID_ARGUMENT] + codes[grpc.StatusCode.INTERNAL]
     assert refused > 0.9 * count
@@ -91,7 +91,7 @@ def test_fuzzed_submissions_over_sockets(count: int, tmp_path: Path) -> None:
         grpc.StatusCode.RESOURCE_EXHAUSTED,
     }
     assert hub.events.complaints["refused"] >= refused
-    hub.message_round = 0
+    hub.exchange.message_round = 0
     fuzzed.finish()
 
 
@@ -119,13 +119,13 @@ def test_fuzzed_answers_over_sockets(count: int, tmp_path: Path) -> None:
         return server
 
     async def bombard() -> int:
-        link = await a.link("b")
+        link = a.connections.to("b")
         refused = [await refuses_answer(link, honest, frames) for _ in range(count)]
         link.round = 0
         return sum(refused)
 
-    server = a.run_on_loop(pretend)
-    assert a.run_on_loop(bombard) > 0.9 * count
+    server = a.waiting.run_on_loop(pretend)
+    assert a.waiting.run_on_loop(bombard) > 0.9 * count
     assert told == count
     mangler.random.seed(7)
     running = threading.Thread(target=fuzzed.run._run, args=["a"])

@@ -64,7 +64,9 @@ def test_damaged_results_of_a_finished_node_are_written_again(
     with run.member("a") as a:  # by itself: the others are gone
         assert torch.equal(a.run(), finished.models["a"])
     assert (folder / "model.safetensors").read_bytes() == good
-    assert json.loads((folder / "report.json").read_text())["metrics"] == finished.members["a"].metrics
+    assert (
+        json.loads((folder / "report.json").read_text())["metrics"] == finished.members["a"].accounts.metrics
+    )
     complaints = [entry for entry in run.log if entry["event"] == "a file is damaged"]
     assert [str(folder / file) in entry["reason"] for entry in complaints] == [True]
 
@@ -182,8 +184,8 @@ def test_a_damaged_file_is_made_good_and_the_models_are_the_same(
     elif list((tmp_path / "damaged" / victim / "outbox").iterdir()):
         assert "a published message is damaged" in events
     assert not [entry for entry in run.log if entry["level"] == "error" or "differs" in entry["event"]]
-    payload = {name: member.payload_bytes for name, member in calm.members.items()}
-    assert {name: member.payload_bytes for name, member in run.members.items()} == payload
+    payload = {name: member.accounts.payload_bytes for name, member in calm.members.items()}
+    assert {name: member.accounts.payload_bytes for name, member in run.members.items()} == payload
 
 
 def test_a_message_that_rots_while_it_waits_is_computed_again(tmp_path: Path) -> None:
@@ -256,7 +258,7 @@ def test_a_message_of_the_last_round_that_rots_while_a_node_finishes_is_computed
         (tmp_path / "b" / part).unlink()
     shutil.rmtree(tmp_path / "b" / "inbox")
     started = Started(run, ["a", "c"])
-    started.until(lambda: run.members["a"].phase == "finishing")
+    started.until(lambda: run.members["a"].exchange.phase == "finishing")
     flip(tmp_path / "a" / "outbox" / "6-0", -1)
     started.start("b")
     started.end()

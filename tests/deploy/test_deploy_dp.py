@@ -155,7 +155,7 @@ def test_with_noise_from_the_seed_it_is_the_simulators(algorithm: Any, changes: 
     expected = simulate(federation)
     models = torch.stack([run.models[name] for name in federation.names])
     assert (models - expected.models).norm() <= 1e-5 * expected.models.norm()
-    spent = [run.members[name].privacy.releases.epsilon for name in federation.names]
+    spent = [run.members[name].program.releases.epsilon for name in federation.names]
     assert max(spent) == pytest.approx(expected.ledger.epsilon)
     assert any(entry["event"] == "noise from the seed" for entry in run.log)
 
@@ -167,8 +167,8 @@ def test_the_seed_does_not_give_the_noise(tmp_path: Path) -> None:
     quiet = open_site(federation, "a", make_data(0)).problem.protected(Release(1.0, 0.0, counted_noise(3)))
     for folder in ("one", "two"):
         with DeployedRun(federation, tmp_path / folder).member("a") as member:
-            assert isinstance(member, Node)
-            problem = member.site.problem
+            assert isinstance(member.program, Node)
+            problem = member.program.site.problem
             rows, nodes = problem.x0[None], torch.tensor([0])
             draws = [problem.full_grads(rows, nodes, 0, step)[0] for step in range(DRAWS)]
             released.append(torch.stack(draws) - quiet.full_grads(rows, nodes, 0, 0)[0])
@@ -225,8 +225,8 @@ def test_the_same_samples_with_other_noise_cost_more_than_other_samples(
         started.stop()
         sent.unlink()
         node = run.members["a"]
-        assert isinstance(node, Node)
-        epsilons.append(node.privacy.releases.epsilon)
+        assert isinstance(node.program, Node)
+        epsilons.append(node.program.releases.epsilon)
     once, twice, thrice = (
         composed_epsilon(1e-3, ((1 / math.sqrt(times), 4 / SAMPLES, 2),)) for times in (1, 2, 3)
     )
@@ -246,8 +246,8 @@ def test_a_node_that_starts_anew_goes_on_with_the_account_that_it_is_given(tmp_p
     epsilons = {}
     for name in "ab":
         node = again.members[name]
-        assert isinstance(node, Node)
-        epsilons[name] = node.privacy.releases.epsilon
+        assert isinstance(node.program, Node)
+        epsilons[name] = node.program.releases.epsilon
     assert epsilons["a"] == epsilon_of(1.0, 1e-3, 4 / SAMPLES, 8, 0)
     assert epsilons["b"] == epsilon_of(1.0, 1e-3, 4 / (SAMPLES + 1), 4, 0)
     warned = [e["node"] for e in again.log if e["event"] == "nothing is spent of the privacy budget"]
@@ -321,10 +321,10 @@ def test_what_was_spent_is_written_down_and_shown(tmp_path: Path) -> None:
     for i, name in enumerate("abc"):
         rounds = len((tmp_path / name / "privacy.jsonl").read_text().splitlines())
         node = run.members[name]
-        assert isinstance(node, Node)
-        assert node.privacy.releases.epsilon == epsilon_of(1.0, 1e-3, 4 / (SAMPLES + i), 2 * rounds, 0)
+        assert isinstance(node.program, Node)
+        assert node.program.releases.epsilon == epsilon_of(1.0, 1e-3, 4 / (SAMPLES + i), 2 * rounds, 0)
         told = json.loads((tmp_path / name / "report.json").read_text())
-        assert told["epsilon"] == pytest.approx(node.privacy.releases.epsilon, abs=1e-4)
+        assert told["epsilon"] == pytest.approx(node.program.releases.epsilon, abs=1e-4)
     assert sum(len((tmp_path / n / "privacy.jsonl").read_text().splitlines()) for n in "abc") == 2 * 4
 
 

@@ -16,7 +16,8 @@ from holdfast.engines.common.channel_run import split_channel_state
 from holdfast.privacy.aggregation.protocol import ANNOUNCED, CONFIRMED, DEALT, MASKED, REVEALED
 from holdfast_deploy.cli import orders
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.member import aggregating
+from holdfast_deploy.member import masked_client
+from holdfast_deploy.member.masked_messages import round_digest
 from holdfast_deploy.member.server import Server
 from holdfast_deploy.storage.messages import Header, MessageFile
 
@@ -130,8 +131,8 @@ def test_a_round_is_over_for_nobody_whose_message_is_not_there(tmp_path: Path) -
     run = DeployedRun(make_federation(masked(), "test"), tmp_path)
     run.members = {"hub": run.member("hub")}
     hub = run.members["hub"]
-    assert isinstance(hub, Server)
-    counted, claims = hub.counted, []
+    assert isinstance(hub.program, Server)
+    counted, claims = hub.program.clients.counted, []
 
     def claimed(sender: str, round: int, exchange: int) -> bool:
         if exchange <= MASKED:
@@ -139,7 +140,7 @@ def test_a_round_is_over_for_nobody_whose_message_is_not_there(tmp_path: Path) -
             return len(claims) < 20
         return counted(sender, round, exchange)
 
-    hub.counted = claimed  # type: ignore[method-assign]
+    hub.program.clients.counted = claimed  # type: ignore[method-assign]
     started = Started(run, list(NAMES))
     run.members["hub"] = hub
     started.begin("hub")
@@ -159,11 +160,11 @@ def test_a_round_is_named_by_all_that_must_not_be_mixed_up() -> None:
         model.model_copy(update={"depends_on": {"hub": "3" * 16}}),
     ]
     another = make_federation(masked(rounds=4), "test")
-    named = [aggregating._round(federation, header) for header in [model, *others]]
-    named.append(aggregating._round(another, model))
+    named = [round_digest(federation, header) for header in [model, *others]]
+    named.append(round_digest(another, model))
     assert len(set(named)) == len(named)
     of_clients = model.model_copy(update={"depends_on": {"hub": "0" * 16, "a": "4" * 16}})
-    assert aggregating._round(federation, of_clients) == named[0]  # which the server may hear of meanwhile
+    assert round_digest(federation, of_clients) == named[0]  # which the server may hear of meanwhile
 
 
 def stopping_when(run: DeployedRun, name: str, key: tuple[int, int]) -> Started:
@@ -211,8 +212,8 @@ def test_a_message_that_comes_out_otherwise_after_a_crash_changes_nothing(
     started = stopping_when(run, "b", (2, exchange))
     run.members["b"].close()
     run.errors.clear()
-    encode = aggregating.encode
-    monkeypatch.setattr(aggregating, "encode", lambda values, clients: encode(values, clients) + 1)
+    encode = masked_client.encode
+    monkeypatch.setattr(masked_client, "encode", lambda values, clients: encode(values, clients) + 1)
     started.start("b")
     started.end()
     assert not run.errors, run.errors

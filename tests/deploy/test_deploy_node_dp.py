@@ -34,6 +34,7 @@ from holdfast_deploy.cli import orders
 from holdfast_deploy.cli.description import describe_federation
 from holdfast_deploy.consent import Policy
 from holdfast_deploy.federation_file import FederationFile, make_federation
+from holdfast_deploy.member.state import MemberState
 from holdfast_deploy.noise import OwnNoise
 from holdfast_deploy.site import initial_model
 from holdfast_deploy.storage.privacy_spent import BudgetSpentError, Spent
@@ -217,17 +218,17 @@ def crashing(run: DeployedRun, at: int) -> list[torch.Tensor]:
     """Runs ``run`` until the hub is about to save round ``at``; the model that it would have saved."""
     started, found = Started(run), []
     hub = run.members["hub"]
-    save = hub.save_round
+    save = hub.save
 
-    def crash(done: int, state: Any) -> None:
-        if done == at:
-            found.append(state.inner.x.clone())
+    def crash(state: MemberState, **said: Any) -> None:
+        if state.round == at:
+            found.append(state.method.tree.inner.x.clone())
             for member in run.members.values():
                 member.stop()
             raise HoldfastError("crashed")
-        save(done, state)
+        save(state, **said)
 
-    hub.save_round = crash  # type: ignore[method-assign]
+    hub.save = crash  # type: ignore[method-assign]
     started.end()
     assert str(run.errors.pop("hub")) == "crashed"
     run.errors.clear()

@@ -161,8 +161,8 @@ def test_a_server_takes_nothing_from_a_client_with_another_model(algorithm: str,
     runs = carry_out(raw, {"a": "nets_a:Net", "hub": "nets_b:Net"}, here)
     assert "another model: a has Net" in str(runs["a"].errors["a"])
     hub = runs["hub"].members["hub"]
-    assert isinstance(hub, Server)
-    assert hub.arrivals == {}
+    assert isinstance(hub.program, Server)
+    assert hub.program.clients.arrivals == {}
     assert any("another model: a has Net" in entry.get("reason", "") for entry in runs["hub"].log)
 
 

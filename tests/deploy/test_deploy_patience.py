@@ -16,8 +16,8 @@ from federation_runs import DeployedRun, describe
 from fuzzed_federation import Fuzzed
 
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.member.base import Member
 from holdfast_deploy.member.server import Server
+from holdfast_deploy.member.session import Session
 from holdfast_deploy.storage.messages import Header, write_message
 from holdfast_deploy.wire.dialling import WaitLimitError
 from holdfast_deploy.wire.protocol import SERVICE
@@ -36,9 +36,9 @@ def channel_to(run: DeployedRun, server: str, client: str) -> Any:
     return grpc.aio.secure_channel(run.federation.member(server).address, credentials, options)
 
 
-def message(hub: Member, folder: Path, tree: Any, **fields: int) -> tuple[Header, list[bytes]]:
+def message(hub: Session, folder: Path, tree: Any, **fields: int) -> tuple[Header, list[bytes]]:
     """The header and the pieces of a message of the node a to ``hub``."""
-    header = hub.header(0, tree).model_copy(update={"sender": "a", **fields})
+    header = hub.exchange.header((1, 0), tree).model_copy(update={"sender": "a", **fields})
     written = write_message(folder / "message", header, tree)
     return written.header, list(written.chunks())
 
@@ -50,10 +50,10 @@ def test_an_averaging_server_takes_in_only_what_is_due(tmp_path: Path) -> None:
     """A message of a later round or exchange, or of another shape, does not keep out the honest one."""
     fuzzed = Fuzzed(describe(GECL, nodes=2, rounds=20, **SERVER), tmp_path)
     hub = fuzzed["hub"]
-    assert isinstance(hub, Server)
+    assert isinstance(hub.program, Server)
     vector = torch.zeros(1, hub.x0.numel())
-    due, exchange = hub.due.key
-    good = hub.due.like
+    due, exchange = hub.program.clients.due.key
+    good = hub.program.clients.due.like
     bad = {
         "a later round": ({"round": 17, "exchange": 0}, good),
         "the end": ({"round": 21, "exchange": 0}, ()),
@@ -74,11 +74,11 @@ def test_an_averaging_server_takes_in_only_what_is_due(tmp_path: Path) -> None:
                 codes[kind] = await call.code()
         return codes
 
-    codes = hub.run_on_loop(submit)
+    codes = hub.waiting.run_on_loop(submit)
     # INTERNAL is what our own end says when the other has refused a message before all of it was sent.
     refused = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL}
     assert {kind for kind, code in codes.items() if code not in refused} == set()
-    assert not hub.arrivals
+    assert not hub.program.clients.arrivals
     fuzzed.finish()
 
 
@@ -104,9 +104,9 @@ def test_of_one_client_there_is_one_unfinished_message(method: str, tmp_path: Pa
     )
     fuzzed = Fuzzed(raw, tmp_path)
     hub = fuzzed["hub"]
-    assert isinstance(hub, Server)
-    key = hub.due.key
-    tree = _zeros(hub.due.like)
+    assert isinstance(hub.program, Server)
+    key = hub.program.clients.due.key
+    tree = _zeros(hub.program.clients.due.like)
     header, pieces = message(hub, tmp_path, tree, round=key[0], exchange=key[1])
     assert len(pieces) > 2
 
@@ -139,7 +139,7 @@ def test_of_one_client_there_is_one_unfinished_message(method: str, tmp_path: Pa
             for channel in channels:
                 await channel.close()
 
-    files, calls = hub.run_on_loop(flood)
+    files, calls = hub.waiting.run_on_loop(flood)
     assert files == 1
     assert calls == 1
 
@@ -147,7 +147,7 @@ def test_of_one_client_there_is_one_unfinished_message(method: str, tmp_path: Pa
         while list(hub.store.inbox.iterdir()):
             await asyncio.sleep(0.05)
 
-    hub.run_on_loop(calm)
+    hub.waiting.run_on_loop(calm)
     fuzzed.finish()
 
 
@@ -158,13 +158,13 @@ class Pretender:
     """Answers in the place of node b, with its good certificate, whatever ``fetch`` makes up."""
 
     def __init__(
-        self, run: DeployedRun, node: Member, fetch: Callable[[bytes, Any], AsyncIterator[bytes]]
+        self, run: DeployedRun, node: Session, fetch: Callable[[bytes, Any], AsyncIterator[bytes]]
     ) -> None:
         self.run, self.node, self.fetch = run, node, fetch
         self.server: Any = None
 
     def __enter__(self) -> Pretender:
-        self.node.run_on_loop(self._start)
+        self.node.waiting.run_on_loop(self._start)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -180,7 +180,7 @@ class Pretender:
         await self.server.start()
 
 
-def ends_waiting(member: Member) -> None:
+def ends_waiting(member: Session) -> None:
     """The member gives up, as ``limits.wait`` says."""
     ended: Future[Any] = Future()
 
@@ -233,7 +233,9 @@ def test_a_neighbour_cannot_be_waited_for_longer_by_sending_piece_after_piece(
 
         async def fetch(request: bytes, context: Any) -> AsyncIterator[bytes]:
             ask = Ask.model_validate_json(request)
-            header = node.header(ask.exchange, vector).model_copy(update={"sender": "b", "round": ask.round})
+            header = node.exchange.header((ask.round, ask.exchange), vector).model_copy(
+                update={"sender": "b", "round": ask.round}
+            )
             written = write_message(tmp_path / f"{ask.round}", header, vector)
             yield Answer(round=ask.round, header=written.header).model_dump_json().encode()
             for piece in written.chunks():

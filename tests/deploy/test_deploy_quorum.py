@@ -111,7 +111,7 @@ def test_members_killed_at_the_worst_moments_leave_the_rounds_of_the_simulator(t
     server, clients = simulation.state
     assert (server.c - clients.c.mean(0)).abs().max() < 1e-12
     assert MessageFile(tmp_path / "c" / "state").header.round == run.federation.rounds
-    assert sum(member.payload_bytes for member in run.members.values()) == simulation.payload_bytes
+    assert sum(member.accounts.payload_bytes for member in run.members.values()) == simulation.payload_bytes
 
 
 def left_out(folder: Path) -> list[dict[str, Any]]:

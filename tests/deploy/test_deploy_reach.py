@@ -69,7 +69,7 @@ def test_a_message_larger_than_any_connection_lasts_arrives_in_parts(
     assert proxy.cuts >= 2
     assert all(torch.equal(run.models[name], model) for name, model in calm.models.items())
     # What had arrived was not sent again. b may have sent more: what was on its way when a connection ended.
-    assert run.members["a"].wire_bytes[1] == calm.members["a"].wire_bytes[1]
+    assert run.members["a"].accounts.wire_bytes[1] == calm.members["a"].accounts.wire_bytes[1]
 
 
 def relay_process(path: Path) -> subprocess.Popen[bytes]:

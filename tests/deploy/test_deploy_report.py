@@ -37,7 +37,7 @@ def test_three_nodes_end_in_one_report_and_in_one_each(
         row = record.final_table()[0]
         assert (row.status, row.round, row.label) == ("done", 4, f"{name}: local-gecl")
         assert [curve.x for curve in record.series("test_accuracy")] == [[0, 2, 4]]
-        assert row.values["payload_bytes"].mean == run.members[name].payload_bytes
+        assert row.values["payload_bytes"].mean == run.members[name].accounts.payload_bytes
         assert row.values["gradient_evaluations"].mean == 4 * 2
         assert troubles(record) == []
 
@@ -49,7 +49,7 @@ def test_a_server_and_its_clients_have_records_too(tmp_path: Path) -> None:
     client, server = load_record(tmp_path / "a"), load_record(tmp_path / "hub")
     assert client.final_table()[0].round == server.final_table()[0].round == 3
     assert server.series("wire_bytes_received")[0].x == [0, 1, 2, 3]
-    assert server.final_table()[0].values["payload_bytes"].mean == run.members["hub"].payload_bytes
+    assert server.final_table()[0].values["payload_bytes"].mean == run.members["hub"].accounts.payload_bytes
 
 
 def test_a_member_that_was_stopped_says_so_and_its_record_goes_on(tmp_path: Path) -> None:

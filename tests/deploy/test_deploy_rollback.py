@@ -86,8 +86,8 @@ def test_who_was_idle_goes_on_after_the_round_that_all_are_put_back_to(tmp_path:
     assert min(saved) < 4
     for name in run.federation.names:
         with run.member(name) as member:
-            assert isinstance(member, Node)
-            member._restore()
+            assert isinstance(member.program, Node)
+            member.restore()
             assert member.done == 4
 
 

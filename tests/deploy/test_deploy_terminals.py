@@ -187,7 +187,7 @@ before = outside()
 import holdfast
 assert "grpc" not in sys.modules
 from holdfast_deploy.cli import hosting
-from holdfast_deploy.member.node import Node
+from holdfast_deploy.member.node import Node, open_node
 from holdfast_deploy.relay.relay import Relay
 assert "grpc" in sys.modules
 assert outside() == before

@@ -94,12 +94,16 @@ def test_two_messages_of_one_client_for_a_round_are_a_theft(tmp_path: Path) -> N
     run = DeployedRun(make_federation(raw, "test"), tmp_path / "run")
     started = Started(run, ["hub", "a", "b"])  # without c, nobody gets beyond the first round
     hub = run.members["hub"]
-    started.until(lambda: "a" in hub.arrivals.get((1, 0), ()))
+    started.until(lambda: "a" in hub.exchange.clients.arrivals.get((1, 0), ()))
     stolen = Header(
-        federation=run.federation.id, sender="a", round=1, exchange=0, tensors=hub.due.tensors
+        federation=run.federation.id,
+        sender="a",
+        round=1,
+        exchange=0,
+        tensors=hub.exchange.clients.due.tensors,
     ).sealed("f" * 64)
     with pytest.raises(ForgedError, match="two messages of a for round 1 differ"):
-        hub.admit(stolen)
+        hub.exchange.clients.admit(stolen)
     started.stop()
 
 
@@ -148,8 +152,8 @@ def test_an_averaging_server_and_its_clients_compare_all_that_passed(forged: boo
         return
     assert not run.errors
     for name in "abc":
-        ours = run.members["hub"].link_digests.links[name][-1]
-        theirs = run.members[name].link_digests.links["hub"][-1]
+        ours = run.members["hub"].exchange.link_digests.links[name][-1]
+        theirs = run.members[name].exchange.link_digests.links["hub"][-1]
         assert ours.round == theirs.round == 6
         assert (ours.sent, ours.received) == (theirs.received, theirs.sent)
 
@@ -162,13 +166,13 @@ def test_an_averaging_server_that_comes_back_tells_of_whole_rounds_only(tmp_path
     assert further
     assert run.members["hub"].done == 5
     hub, told = run.member("hub", network := NetworkThread()), []
-    add = hub.link_digests.add
+    add = hub.exchange.link_digests.add
 
     def noticed(peer: str, round: int, **passed: Any) -> None:
         add(peer, round, **passed)
-        told.extend((peer, each) for each in hub.link_digests.report(peer))
+        told.extend((peer, each) for each in hub.exchange.link_digests.report(peer))
 
-    hub.link_digests.add = noticed  # type: ignore[method-assign]
+    hub.exchange.link_digests.add = noticed  # type: ignore[method-assign]
     run.members = {"hub": hub}
     hub.stop()
     run._run("hub")
@@ -176,7 +180,7 @@ def test_an_averaging_server_that_comes_back_tells_of_whole_rounds_only(tmp_path
     network.close()
     assert {each.round for _, each in told} >= {6}
     for client in further:
-        (theirs,) = [each for each in client.link_digests.links["hub"] if each.round == 6]
+        (theirs,) = [each for each in client.exchange.link_digests.links["hub"] if each.round == 6]
         for peer, ours in told:
             if (peer, ours.round) == (client.name, 6):
                 assert (ours.sent, ours.received) == (theirs.received, theirs.sent)

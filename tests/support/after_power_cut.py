@@ -12,10 +12,10 @@ from disk_events import Event, Left
 
 from holdfast_deploy.cli.hosting import member_credentials
 from holdfast_deploy.federation_file import read_federation
-from holdfast_deploy.member.base import Member
 from holdfast_deploy.member.network import NetworkThread
-from holdfast_deploy.member.node import Node
-from holdfast_deploy.member.server import Server
+from holdfast_deploy.member.node import Node, open_node
+from holdfast_deploy.member.server import Server, open_server
+from holdfast_deploy.member.session import Session
 from holdfast_deploy.ops.audit import Head, check_heads, read_audit
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.site import initial_model, open_site, own_data
@@ -75,16 +75,16 @@ class Survivor:
     def close(self) -> None:
         self.network.close()
 
-    def start(self, folder: Path, log: list[dict[str, Any]]) -> Member:
+    def start(self, folder: Path, log: list[dict[str, Any]]) -> Session:
         hosting: dict[str, Any] = {
             "credentials": self.credentials,
             "events": Events(self.name, log.append),
             "network": self.network,
         }
         if self.name not in self.federation.names:
-            return Server(self.federation, folder, self.model, **hosting)
-        node = Node(self.federation, self.name, folder, self.site, **hosting)
-        node._restore()
+            return open_server(self.federation, folder, self.model, **hosting)
+        node = open_node(self.federation, self.name, folder, self.site, **hosting)
+        node.restore()
         return node
 
     def check(self, left: Remains, seen: Seen) -> None:
@@ -97,7 +97,7 @@ class Survivor:
         bad = [entry for entry in log if entry["level"] != "info" and entry["event"] not in HARMLESS]
         assert not bad, bad
 
-    def _check(self, member: Member, seen: Seen) -> None:
+    def _check(self, member: Session, seen: Seen) -> None:
         entries = list(read_audit(member.folder))
         check_heads(member.folder, entries, [("others", head) for head in seen.heads])
         told = {(e["event"], e.get("round"), e.get("exchange"), e.get("digest")) for e in entries}
@@ -110,24 +110,24 @@ class Survivor:
             assert there or member.done >= round + (self.federation.round is None), f"round {round} is lost"
             if self.federation.secure_aggregation is not None and member.done < round:
                 self._check_answers(member, round, exchange)
-        if member.releases is not None:
-            assert member.releases.count >= len(
+        if member.program.releases is not None:
+            assert member.program.releases.count >= len(
                 seen.sent.keys() & set(_first_messages(self.federation.rounds))
             )
         for (round, exchange, name), header in seen.taken.items():
             assert ("received", round, exchange, header.checksum) in told, (
                 f"no line about round {round} of {name}"
             )
-            assert isinstance(member, Server)
-            there = member.arrivals.get((round, exchange), {}).get(name)
-            past = member.done >= round or member.due.key > (round, exchange)
+            assert isinstance(member.program, Server)
+            there = member.program.clients.arrivals.get((round, exchange), {}).get(name)
+            past = member.done >= round or member.program.clients.due.key > (round, exchange)
             assert past or (there is not None and there.content == header.content), (
                 f"{name}'s message is lost"
             )
 
-    def _check_answers(self, member: Member, round: int, exchange: int) -> None:
+    def _check_answers(self, member: Session, round: int, exchange: int) -> None:
         """With secure aggregation, what a client says rests on the server's answers before."""
-        if isinstance(member, Node) and self.federation.server is not None:
+        if isinstance(member.program, Node) and self.federation.server is not None:
             for answer in range(1, exchange + 1):
                 MessageFile(
                     member.store.inbox / message_name(round, answer, self.federation.server.name)

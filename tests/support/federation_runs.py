@@ -30,10 +30,10 @@ from holdfast.engines.common.simulation import Simulation
 from holdfast.problem.losses import LOSSES
 from holdfast.problem.model_problem import ModelProblem
 from holdfast_deploy.federation_file import FederationFile, make_federation
-from holdfast_deploy.member.base import Member
 from holdfast_deploy.member.network import NetworkThread
-from holdfast_deploy.member.node import Node
-from holdfast_deploy.member.server import Server
+from holdfast_deploy.member.node import open_node
+from holdfast_deploy.member.server import Server, open_server
+from holdfast_deploy.member.session import Session
 from holdfast_deploy.member.waiting import Stopped
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.site import initial_model, open_site
@@ -141,7 +141,7 @@ class DeployedRun:
 
     federation: FederationFile
     folder: Path
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, Session] = field(default_factory=dict)
     models: dict[str, Tensor] = field(default_factory=dict)
     errors: dict[str, BaseException] = field(default_factory=dict)
     log: list[dict[str, Any]] = field(default_factory=list)
@@ -155,7 +155,7 @@ class DeployedRun:
             make_certificates(certs, self.federation.name, names, days=1)
         return load_credentials(certs, name, self.federation.coordinator)
 
-    def member(self, name: str, network: NetworkThread | None = None, listen: str | None = None) -> Member:
+    def member(self, name: str, network: NetworkThread | None = None, listen: str | None = None) -> Session:
         """The member called ``name``, listening if others have to reach it."""
         federation, folder = self.federation, self.folder / name
         shared: dict[str, Any] = {
@@ -163,18 +163,18 @@ class DeployedRun:
             "events": Events(name, self.log.append),
             "network": network,
         }
-        made: Member
+        made: Session
         if federation.server is not None and name == federation.server.name:
             own = {"counted_noise": self.counted_noise}
-            made = Server(federation, folder, initial_model(federation), **own, **shared)
+            made = open_server(federation, folder, initial_model(federation), **own, **shared)
         else:
             node = federation.names.index(name)
             data = (
                 self.data_of(node) if self.data_of else make_data(node, tuple(federation.problem.input_shape))
             )
             site = open_site(federation, name, data, counted_noise=self.counted_noise)
-            made = Node(federation, name, folder, site, **shared)
-        if isinstance(made, Server) or federation.server is None:
+            made = open_node(federation, name, folder, site, **shared)
+        if isinstance(made.program, Server) or federation.server is None:
             made.open(listen)
         return made
 

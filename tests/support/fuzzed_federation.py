@@ -16,9 +16,8 @@ from federation_runs import DeployedRun, deploy
 
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.member.base import Member
 from holdfast_deploy.member.network import NetworkThread
-from holdfast_deploy.member.server import Server
+from holdfast_deploy.member.session import Session
 from holdfast_deploy.storage.messages import Header, write_message
 from holdfast_deploy.wire.links import Connection
 from holdfast_deploy.wire.service import Ask
@@ -46,13 +45,13 @@ class Fuzzed:
         names = [member.name for member in self.run.federation.members if member.name not in absent]
         self.run.members = {name: self.run.member(name, self.network) for name in names}
 
-    def __getitem__(self, name: str) -> Member:
+    def __getitem__(self, name: str) -> Session:
         return self.run.members[name]
 
     def message(self, sender: str) -> tuple[Header, list[bytes]]:
         """The header and the frames of a good message of the first round."""
         numbers = torch.randn(1, self["a"].x0.numel(), generator=torch.Generator().manual_seed(0))
-        header = self["a"].header(0, numbers).model_copy(update={"sender": sender, "round": 1})
+        header = self["a"].exchange.header((1, 0), numbers).model_copy(update={"sender": sender, "round": 1})
         written = write_message(self.run.folder / "good", header, numbers)
         return written.header, list(written.chunks())
 
@@ -101,7 +100,7 @@ def is_good_question(text: bytes, honest: dict[str, Any], rounds: int) -> bool:
     return same and ask.round <= rounds + 1
 
 
-def bad_questions(member: Member, mangler: Mangler, count: int) -> Iterator[bytes]:
+def bad_questions(member: Session, mangler: Mangler, count: int) -> Iterator[bytes]:
     honest = {"federation": member.federation.id, "start": member.start, "round": 1, "exchange": 0}
     for _ in range(count):
         _, (text,) = mangler.mangle(honest, [])
@@ -109,12 +108,14 @@ def bad_questions(member: Member, mangler: Mangler, count: int) -> Iterator[byte
             yield text
 
 
-def settle_submission(hub: Server, text: bytes, honest: Header, frames: list[bytes]) -> None:
+def settle_submission(hub: Session, text: bytes, honest: Header, frames: list[bytes]) -> None:
     """A submission was not refused: it is good after all, or of a round that is over, and not kept."""
-    if hub.arrivals:
-        kept = hub.file((1, 0), "a")
+    clients = hub.exchange.clients
+    assert clients is not None
+    if clients.arrivals:
+        kept = clients.file((1, 0), "a")
         assert kept.header == honest
         assert list(kept.chunks()) == frames
-        hub.drop((1, 0))
+        clients.drop((1, 0))
     else:
-        assert json.loads(text)["round"] < hub.message_round
+        assert json.loads(text)["round"] < hub.exchange.message_round

@@ -18,10 +18,10 @@ from holdfast.problem.losses import LOSSES
 from holdfast.problem.model_problem import ModelProblem
 from holdfast_deploy.federation import LimitsConfig
 from holdfast_deploy.federation_file import FederationFile
-from holdfast_deploy.member.base import Member
 from holdfast_deploy.member.lifetime import run_through_epochs
-from holdfast_deploy.member.node import Node
-from holdfast_deploy.member.server import Server
+from holdfast_deploy.member.node import open_node
+from holdfast_deploy.member.server import open_server
+from holdfast_deploy.member.session import Session
 from holdfast_deploy.member.waiting import Stopped
 from holdfast_deploy.membership.agreement import Decision
 from holdfast_deploy.membership.kept_models import KeptModels, all_pinned
@@ -102,7 +102,7 @@ class Threads:
 
     def __init__(self, file: FederationFile, folder: Path, extra: str = "") -> None:
         self.file, self.folder = file, folder
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, Session] = {}
         self.models: dict[str, Tensor] = {}
         self.errors: dict[str, BaseException] = {}
         self.threads: dict[str, threading.Thread] = {}
@@ -128,9 +128,9 @@ class Threads:
         def make(now: FederationFile, hosting: Any) -> Any:
             with DRAWING:
                 if serves:
-                    return Server(now, folder, initial_model(now), **hosting)
+                    return open_server(now, folder, initial_model(now), **hosting)
                 data = make_data(ALPHABET.index(name), tuple(now.problem.input_shape or ()))
-                return Node(now, name, folder, open_site(now, name, data), **hosting)
+                return open_node(now, name, folder, open_site(now, name, data), **hosting)
 
         def run(member: Any) -> Any:
             self.members[name] = member

@@ -23,11 +23,10 @@ from holdfast.report.format import bytes_text
 from holdfast.report.live import answers, is_local, respond
 from holdfast_deploy.cli.options import Log
 from holdfast_deploy.federation_file import FederationFile
-from holdfast_deploy.member.base import Member
 from holdfast_deploy.member.lifetime import run_through_epochs
 from holdfast_deploy.member.network import Hosting
 from holdfast_deploy.member.node import Node
-from holdfast_deploy.member.server import Server
+from holdfast_deploy.member.session import Session
 from holdfast_deploy.member.status import blank_status
 from holdfast_deploy.member.waiting import Stopped
 from holdfast_deploy.ops.events import Events, describe, json_lines, nothing_but_entries
@@ -79,7 +78,7 @@ def host(
     folder: Path,
     credentials: Credentials | None,
     events: Events,
-    make: Callable[[Any, Hosting], Node | Server],
+    make: Callable[[Any, Hosting], Session],
     *,
     listen: str | None,
     log: Log,
@@ -138,19 +137,21 @@ class Watched:
 
 
 def _run_member(
-    member: Node | Server, watched: Watched, events: Events, listen: str | None, *, progress: bool
+    member: Session, watched: Watched, events: Events, listen: str | None, *, progress: bool
 ) -> None:
     """One roster, watched."""
     watched.of(member.status)
     with ExitStack() as stack:
-        if isinstance(member, Server) or member.federation.server is None:
+        server = member.federation.server
+        if server is None or server.name == member.name:
             member.open(listen)
         if progress:
             events.write = stack.enter_context(ProgressView(member)).show
-        if isinstance(member, Node):
-            stack.enter_context(on_threads(step_threads(member.site.problem)))
-            if member.site.warning:
-                events.log("problem", "warning", reason=member.site.warning)
+        if isinstance(member.program, Node):
+            site = member.program.site
+            stack.enter_context(on_threads(step_threads(site.problem)))
+            if site.warning:
+                events.log("problem", "warning", reason=site.warning)
         own = member.federation.own_model
         if own is not None:
             events.log("own model", model=own.spec, file=str(own.file), sha256=own.sha256)
@@ -190,12 +191,12 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise Stopped
 
 
-def _summary(member: Member) -> None:
+def _summary(member: Session) -> None:
     status, console = member.status(), Console()
     sent, received = (bytes_text(status[f"wire_bytes_{way}"]) for way in ("sent", "received"))
     console.print(f"finished {status['rounds']} rounds; waited {status['waiting_seconds']:.1f} s for others")
     console.print(f"sent {bytes_text(status['payload_bytes'])} of messages ({sent} out, {received} in)")
-    for key, value in member.metrics.items():
+    for key, value in member.accounts.metrics.items():
         console.print(f"{key.replace('_', ' ')}: {value:.4f}")
     console.print(f"model and report: {member.folder}", soft_wrap=True, markup=False)
 
@@ -203,7 +204,7 @@ def _summary(member: Member) -> None:
 class ProgressView:
     """A bar over the rounds, with what the member is doing; log lines above it."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Session) -> None:
         self.member, self.console = member, Console()
         self.bar = Progress(
             TextColumn("{task.description}", markup=False, style="bold"),

@@ -24,8 +24,7 @@ from holdfast_deploy.cli.options import (
 if TYPE_CHECKING:
     from holdfast_deploy.federation_file import FederationFile
     from holdfast_deploy.member.network import Hosting
-    from holdfast_deploy.member.node import Node
-    from holdfast_deploy.member.server import Server
+    from holdfast_deploy.member.session import Session
 
 
 def node(
@@ -57,7 +56,7 @@ def node(
     from holdfast_deploy.cli.hosting import host, member_credentials, member_log
     from holdfast_deploy.consent import is_signed, require_consent, require_policies
     from holdfast_deploy.federation_file import read_federation
-    from holdfast_deploy.member.node import Node
+    from holdfast_deploy.member.node import open_node
     from holdfast_deploy.site import names_code, open_site, own_data
 
     with private_files(), member_log(name, log) as events:
@@ -75,9 +74,9 @@ def node(
         federation, own = federation.running(), own_data(data, name)
         where = folder or file.parent / f"node-{name}"
 
-        def make(now: FederationFile, hosting: Hosting) -> Node:
+        def make(now: FederationFile, hosting: Hosting) -> Session:
             require_policies(now, signed=is_signed(file, federation), **site)  # now as members have changed
-            return Node(now, name, where, open_site(now, name, own, device), **hosting)
+            return open_node(now, name, where, open_site(now, name, own, device), **hosting)
 
         host(federation, name, where, credentials, events, make, listen=listen, log=log, monitor=monitor)
 
@@ -100,7 +99,7 @@ def server(
     from holdfast_deploy.cli.hosting import host, member_credentials, member_log
     from holdfast_deploy.consent import require_consent
     from holdfast_deploy.federation_file import read_federation
-    from holdfast_deploy.member.server import Server
+    from holdfast_deploy.member.server import open_server
     from holdfast_deploy.site import initial_model
 
     with private_files(), member_log(name, log) as events:
@@ -115,8 +114,8 @@ def server(
         require_consent(federation, file, keys, accepting=accept, **site)
         where = folder or file.parent / f"server-{name}"
 
-        def make(now: FederationFile, hosting: Hosting) -> Server:
-            return Server(now, where, initial_model(now), **hosting)
+        def make(now: FederationFile, hosting: Hosting) -> Session:
+            return open_server(now, where, initial_model(now), **hosting)
 
         federation = federation.running()
         host(federation, name, where, credentials, events, make, listen=listen, log=log, monitor=monitor)

@@ -4,62 +4,63 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from holdfast.core.files import write_atomic
-from holdfast_deploy.member.base import GRACE
-from holdfast_deploy.member.transport import gather
+from holdfast_deploy.member.exchange import gather
+from holdfast_deploy.member.session import Session
 from holdfast_deploy.storage.links import MixedRunsError
 from holdfast_deploy.wire.dialling import RefusedForGoodError, WaitLimitError
 
-if TYPE_CHECKING:
-    from holdfast_deploy.member.node import Node
+GRACE = 15.0  # seconds that a finished member stays for answers that got lost
 
 
-def finish(node: Node) -> None:
-    """Stays until nobody needs the node any more: all neighbours have finished, too, and know of it."""
-    node.message_round = node.federation.last_message_round
-    final = node.publish(node.header(0, ()), ())
+def finish(session: Session, companions: Sequence[str]) -> None:
+    """Stays until no other member needs this node: its ``companions`` have finished, too, and know of it."""
+    federation = session.federation
+    session.exchange.message_round = federation.last_message_round
+    final = session.exchange.publish((session.exchange.message_round, 0), ())
     try:
-        if node.federation.member_network.is_server:
-            node.transport.to_server(final)
-            node.run_on_loop(lambda: _release_server(node))
+        if federation.server is not None:
+            session.exchange.submit(final)
+            server = federation.server.name
+            session.waiting.run_on_loop(lambda: _release(session, server))
         else:
-            node.run_on_loop(lambda: _all_finished(node))
+            session.waiting.run_on_loop(lambda: _all_finished(session, companions))
     except (WaitLimitError, RefusedForGoodError, MixedRunsError) as error:  # the model is written, and right
-        node.events.log("finished, but a neighbour did not say so", "warning", reason=str(error))
+        session.events.log("finished, but a neighbour did not say so", "warning", reason=str(error))
         return
-    node.retry_while_full(lambda: write_atomic(node.folder / "parted", b""))
+    session.exchange.retry_while_full(lambda: write_atomic(session.folder / "parted", b""))
 
 
-async def _release_server(node: Node) -> None:
+async def _release(session: Session, server: str) -> None:
     """The server need not stay for the node."""
-    await (await node.transport.server()).release(node.message_round)
+    await session.connections.to(server).release(session.exchange.message_round)
 
 
-async def _all_finished(node: Node) -> None:
-    names = [node.federation.names[j] for j in node.companions]
-    await gather([_finished(node, name) for name in names])
+async def _all_finished(session: Session, names: Sequence[str]) -> None:
+    await gather([_finished(session, name) for name in names])
     until = time.monotonic() + GRACE
     while time.monotonic() < until:
-        if all(node.service.fetched.get(name, 0) >= node.message_round for name in names):
+        if all(session.service.fetched.get(name, 0) >= session.exchange.message_round for name in names):
             return
-        await node.outbox.changed(1.0)
+        await session.outbox.changed(1.0)
 
 
-async def _finished(node: Node, name: str) -> None:
+async def _finished(session: Session, name: str) -> None:
     """``name`` has finished: it says so, or is known to have, and may be gone."""
-    link, until = await node.link(name), time.monotonic() + GRACE
-    final = asyncio.ensure_future(link.fetch(node.message_round, 0, []))
+    link, until = session.connections.to(name), time.monotonic() + GRACE
+    key = (session.exchange.message_round, 0)
+    final = asyncio.ensure_future(link.fetch(*key, []))
     # Where another roster begins, it may fail after nobody waits for it: asyncio would write that to the log.
     final.add_done_callback(lambda task: task.cancelled() or task.exception())
     try:
         while not (await asyncio.wait([final], timeout=1.0))[0]:
-            if time.monotonic() > until and node.store.decision(node.message_round, 0, name):
+            if time.monotonic() > until and session.store.decision(*key, name):
                 return
-            if node.keeper is not None and node.keeper.lost(name):  # all others wait for one another
+            if session.lost(name):  # all others wait for one another
                 return
         await final
-        await node.decide(node.message_round, 0, name, True)
+        await session.exchange.decide(key, name, True)
     finally:
         final.cancel()

@@ -1,4 +1,4 @@
-"""A member from its start to its end: one ``Member`` for each roster, and what lasts through all of them."""
+"""A member from its start to its end: one ``Session`` for each roster, and what lasts through all of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast_deploy.federation import Federation
-from holdfast_deploy.member.base import Member
 from holdfast_deploy.member.network import Hosting, NetworkThread
+from holdfast_deploy.member.session import Session
 from holdfast_deploy.member.status import status_outside
 from holdfast_deploy.membership.roster import RosterChanged
 from holdfast_deploy.membership.service import MembershipService
@@ -18,7 +18,6 @@ from holdfast_deploy.ops.events import Events
 from holdfast_deploy.storage.messages import BeyondRepairError
 from holdfast_deploy.wire.credentials import Credentials
 
-M = TypeVar("M", bound=Member)
 T = TypeVar("T")
 
 
@@ -28,8 +27,8 @@ def run_through_epochs(
     folder: Path,
     credentials: Credentials | None,
     events: Events,
-    make: Callable[[Any, Hosting], M],
-    run: Callable[[M], T],
+    make: Callable[[Any, Hosting], Session],
+    run: Callable[[Session], T],
     *,
     listen: str | None = None,
     network: NetworkThread | None = None,

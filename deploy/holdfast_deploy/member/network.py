@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
+from holdfast_deploy.membership.service import MembershipService
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.wire.credentials import Credentials
-
-if TYPE_CHECKING:
-    from holdfast_deploy.membership.service import MembershipService
 
 
 class NetworkThread:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,50 +13,51 @@ from torch import Tensor
 
 from holdfast.contract import Algorithm, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
+from holdfast.core.randomness import cohort
 from holdfast.core.tree import leaves
-from holdfast.engines.common.channel_run import (
-    ChannelMemory,
-    ChannelRun,
-    split_channel_state,
-    with_channel_state,
-)
+from holdfast.engines.common.channel_run import split_channel_state, with_channel_state
 from holdfast.engines.common.counters import Accesses, Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
 from holdfast.problem.statistics import from_moments
 from holdfast_deploy.federation import Federation
-from holdfast_deploy.member.base import Member
-from holdfast_deploy.member.client import train_with_server
+from holdfast_deploy.member.batch_norm import averaged, statistics_like
 from holdfast_deploy.member.finish import finish
+from holdfast_deploy.member.masked_client import MaskedClient
 from holdfast_deploy.member.network import Hosting
+from holdfast_deploy.member.node_rounds import Broadcast, client_round, graph_round, graph_start
 from holdfast_deploy.member.pace import Pace
-from holdfast_deploy.member.peers import NodePeers
-from holdfast_deploy.member.privacy import SamplePrivacy, node_privacy, with_own_noise
-from holdfast_deploy.member.recording import record_round, recorded, write_report
-from holdfast_deploy.member.recovery import recovering
-from holdfast_deploy.member.state import MemberState
-from holdfast_deploy.member.statistics import averaged, statistics_like
+from holdfast_deploy.member.privacy import Releaser, SamplePrivacy, node_privacy, with_own_noise
+from holdfast_deploy.member.session import Finished, Session, run_rounds
+from holdfast_deploy.member.state import Handover, MemberState, RoundContext
 from holdfast_deploy.member.template import channel_memories, new_channel_run, state_template
-from holdfast_deploy.member.transport import Transport
-from holdfast_deploy.membership.start import (
-    forget_roster_before,
-)
 from holdfast_deploy.site import Site
-from holdfast_deploy.storage.messages import DamagedError, Header, MessageFile
+from holdfast_deploy.storage.messages import DamagedError, Incarnations, specs
 from holdfast_deploy.storage.results import read_results, write_model
 from holdfast_deploy.storage.store import message_key, remove
+from holdfast_deploy.wire.protocol import LeftOut
 
 
-class Node(Member):
-    """One node of a federation. ``run`` takes part from wherever it stopped, to the end."""
+def open_node(
+    federation: Federation, name: str, folder: Path, site: Site, **hosting: Unpack[Hosting]
+) -> Session:
+    """The session of one node of a federation; ``run`` takes part from wherever it stopped, to the end."""
+    facts = {} if site.test is None else {"test_samples": len(next(leaves(site.test)))}
+    own: dict[str, Any] = {"data": site.digest, "reading": site.reading}
+    session = Session(federation, name, folder, site.problem.x0, facts=facts, **own, **hosting)
+    session.program = Node(session, site)
+    return session
 
-    def __init__(
-        self, federation: Federation, name: str, folder: Path, site: Site, **hosting: Unpack[Hosting]
-    ) -> None:
-        facts = {} if site.test is None else {"test_samples": len(next(leaves(site.test)))}
-        own: dict[str, Any] = {"data": site.digest, "reading": site.reading}
-        super().__init__(federation, name, folder, site.problem.x0, facts=facts, **own, **hosting)
-        self.site, self.node, self.transport = site, site.node, Transport(self)
-        self.privacy, self.method = node_privacy(self), federation.member_method
+
+class Node:
+    """What a node does in its session: it computes next to its own data, measures, and writes its models."""
+
+    def __init__(self, session: Session, site: Site) -> None:
+        federation = session.federation
+        self.session, self.federation, self.site, self.node = session, federation, site, site.node
+        store = session.store
+        run = f"{federation.id} {store.incarnation}"
+        releaser = Releaser(session.folder, run, store.state.exists(), session.events)
+        self.privacy, self.method = node_privacy(federation, releaser, site), federation.member_method
         self.releases = None if self.privacy is None else self.privacy.releases
         if isinstance(self.privacy, SamplePrivacy):
             self.site = replace(site, problem=site.problem.protected(self.privacy.release))
@@ -66,205 +67,312 @@ class Node(Member):
         if federation.round is not None and federation.round.budget is not None:
             steps = vars(federation.method)["local_steps"]
             most = steps[site.node] if isinstance(steps, tuple) else steps
-            self.pace = Pace(folder, self.site.problem, federation.round.budget, most)
+            self.pace = Pace(session.folder, self.site.problem, federation.round.budget, most)
         self.work = Work()
-        self.state: Any = None
+        self.state: MemberState | None = None  # what was saved, until the rounds begin
         self._without_start = False
-        self._telling: set[asyncio.Future[None]] = set()  # under way, and nobody waits for them
+
+    # --- from what is saved to the end ------------------------------------------------------------------
+
+    def restore(self) -> None:
+        session = self.session
+        saved = session.saved()
+        if saved is None and self._without_start:
+            raise HoldfastError("the start has to be computed again: start the same command once more")
+        self.state = None if saved is None else MemberState.read(saved, self._like(), session.x0)
+        before = session.take_up(self.state)
+        self.work = Work() if before is None or before.work is None else replace(before.work)
+        session.exchange.message_round = session.done
+        if saved is None:  # what is there is of another roster
+            for name in ("report.json", "parted"):
+                remove(session.folder / name)
+        if any(session.done < round <= self.federation.rounds for round in session.outbox.lost):
+            remove(session.folder / "report.json")  # the last round may have to be computed again
+        for path in session.store.received():
+            if message_key(path.name)[0] > self.federation.rounds:  # asked for again: others wait for that
+                remove(path)
+        session.outbox.lost.clear()
+
+    def _like(self) -> Any:
+        """A tree like what is saved, on the device "meta"."""
+        return state_template(self.federation, self.node, self.session.x0)
 
     def run(self) -> Tensor:
-        """Takes part to the end; the model, [d]."""
-        self.attend()
-        self._restore()
-        return recorded(self, lambda: recovering(self, self._run_on, self._restore))
-
-    def _run_on(self) -> Tensor:
-        """From what is saved to the end."""
+        """The model, [d]."""
+        session = self.session
         if (model := self._read_results()) is None:
-            begun = "resuming" if self.done > self.federation.first_round else "starting"
-            self.events.log(begun, round=self.done)
-            model = self._train()
-            self._write_results(model)
-        if (self.folder / "parted").exists():
-            self.phase = "finished"
-            self.events.log("finished already", round=self.done)
+            session.log_beginning()
+            start, self.state = self.state, None
+            model, personal = self._train(start)
+            self._write_results(model, personal)
+        if (session.folder / "parted").exists():
+            session.exchange.phase = "finished"
+            session.events.log("finished already", round=session.done)
             return model
-        self.phase = "finishing"
-        finish(self)
-        self.phase = "finished"
-        self.events.log("finished", metrics=self.metrics)
+        session.exchange.phase = "finishing"
+        finish(session, self.companions)
+        session.exchange.phase = "finished"
+        session.events.log("finished", metrics=session.accounts.metrics)
         return model
 
-    def _train(self) -> Tensor:
-        """All rounds that are left; the model, [d]."""
-        method = self.method
+    def _train(self, saved: MemberState | None) -> tuple[Tensor, Tensor | None]:
+        """All rounds that are left; the model and the personal one, if any, [d]."""
+        method, held = self.method, [saved]
+        del saved  # a round is the only one that holds its state: see ``Handover``
         if isinstance(method, ServerAlgorithm):
-            return train_with_server(self, method)
-        assert isinstance(method, Algorithm)
-        return self._rounds(method)
+            state = self._follow(method, held)
+            model = self._finished_model()
+        else:
+            assert isinstance(method, Algorithm)
+            state = self._rounds(method, held)
+            model = method.model(split_channel_state(state.method.tree)[0])[0]
+        personal = method.personal(split_channel_state(state.method.tree)[0])
+        return model, None if personal is None else personal[0]
 
-    # --- between neighbours, or everybody through a server --------------------------------------------
+    # --- among neighbours, or all nodes through a server ------------------------------------------------
 
-    def _rounds(self, method: Algorithm) -> Tensor:
-        if self.state is None:
-            self._begin(method)
-        self.forget_start()
+    def _rounds(self, method: Algorithm, held: list[MemberState | None]) -> MemberState:
+        session, rounds = self.session, self.federation.rounds
+        state = held.pop() or self._begin(method)
+        self._forget_start()
         if self.federation.member_network.is_server:
-            self.transport.to_server_again()
-        for r in range(self.done, self.federation.rounds):
-            self.phase = f"computing round {r + 1}"
-            channel_run = self.channel_run(r, split_channel_state(self.state)[1])
-            oracle, peers = self.oracle(r), self._peers(r, r + 1, channel_run)
-            self.state = with_channel_state(
-                method.at(r).round(self._hand_over(), oracle, peers), channel_run.memories
-            )
-            del oracle, peers
-            self.measure(method.model(split_channel_state(self.state)[0]))
-            self.save_round(r + 1)
-        return method.model(split_channel_state(self.state)[0])[0]
+            self._submit_again()
 
-    def _begin(self, method: Algorithm) -> None:
+        def one_round(state: MemberState, r: int) -> Finished:
+            session.exchange.phase, session.exchange.message_round = f"computing round {r + 1}", r + 1
+            after = graph_round(method, state, self._context(r, state), session.exchange)
+            return self._finished(after, partial(_model_of, method, after))
+
+        return run_rounds(session, state, one_round, lambda r: r if r < rounds else None)
+
+    def _begin(self, method: Algorithm) -> MemberState:
         """The state before the first round."""
-        first = self.federation.first_round
-        self.phase = "preparing"
-        start = self.starting_model()
-        oracle = self.oracle(first)
-        oracle.step = oracle.read = INITIAL_STEP
-        channel_run = self.channel_run(first, ())
-        state = method.at(first).init(start[None], oracle, self._peers(first, first, channel_run))
-        self.state = with_channel_state(state, channel_memories(self.federation, self.x0))
-        self.measure(method.model(state))
-        self.save_round(first)
-        forget_roster_before(self.membership, self.federation)
+        session, first = self.session, self.federation.first_round
+        session.exchange.phase = "preparing"
+        start = session.starting_model()
+        session.exchange.message_round = first
+        context = self._context(first, None)
+        context.oracle.step = context.oracle.read = INITIAL_STEP
+        tree = graph_start(method, start, context, session.exchange)
+        whole = with_channel_state(tree, channel_memories(self.federation, session.x0))
+        state = MemberState(round=first, method=Handover(whole))
+        finished = self._finished(state, partial(_model_of, method, state))
+        session.save(finished.state, **finished.said)
+        session.forget_roster_before()
+        return finished.state
 
-    def _hand_over(self) -> Any:
-        """The method's state, held by nobody here: what the round lets go of is freed. It is on disk."""
-        state, self.state = split_channel_state(self.state)[0], None
-        return state
+    def _context(self, r: int, state: MemberState | None) -> RoundContext:
+        """Of the round after ``state``; None: of the beginning."""
+        session, federation = self.session, self.federation
+        memories = () if state is None else split_channel_state(state.method.tree)[1]
+        here = torch.tensor([self.node], device=session.x0.device)
+        return RoundContext(
+            round=r,
+            message_round=session.exchange.message_round,
+            node=self.node,
+            names=federation.names,
+            server="" if federation.server is None else federation.server.name,
+            network=federation.member_network,
+            seed=federation.seed,
+            like=session.x0,
+            channel_run=new_channel_run(federation, r, memories, here),
+            oracle=self._oracle(r, here, "start" if state is None else str(r)),
+            traffic=session.accounts.costs.traffic,
+        )
 
-    def _peers(self, r: int, message_round: int, channel_run: ChannelRun) -> NodePeers:
-        self.message_round = message_round
-        network, seed, traffic = self.federation.member_network, self.federation.seed, self.costs.traffic
-        return NodePeers(self.node, network, seed, r, self.transport, self.x0, traffic, channel_run)
-
-    def channel_run(self, r: int, memories: tuple[ChannelMemory, ...]) -> ChannelRun:
-        """What messages of a round go through."""
-        return new_channel_run(self.federation, r, memories, torch.tensor([self.node], device=self.x0.device))
-
-    def oracle(self, r: int) -> BatchOracle:
-        """The node's own objective in a round."""
-        network, here = self.federation.member_network, torch.tensor([self.node], device=self.x0.device)
-        chances = None
+    def _oracle(self, r: int, here: Tensor, round: str) -> BatchOracle:
+        """The node's own objective in a round; what is paid for of private data is of that ``round``."""
+        network, chances = self.federation.member_network, None
         if network.activity is not None:
-            chances = torch.as_tensor(network.probabilities(r).compute, device=self.x0.device)
-        round = "start" if self.state is None else str(r)
+            chances = torch.as_tensor(network.probabilities(r).compute, device=here.device)
         accesses = Accesses() if self.privacy is None else self.privacy.begin(round)
         options: Any = {"chances": chances, "accesses": accesses}
         if (pace := self.pace) is not None:
-            own = partial(self.retry_while_full, partial(pace.steps, r + 1))
+            own = partial(self.session.exchange.retry_while_full, partial(pace.steps, r + 1))
             options |= {"gradient": pace.gradient, "limits": lambda _: own()}
         return BatchOracle(self.site.problem, here, self.federation.seed, r, self.work, **options)
 
-    def publish(self, header: Header, tree: Any, recipient: str = "") -> MessageFile:
-        if self.privacy is not None:
-            self.retry_while_full(self.privacy.charge)
-        return super().publish(header, tree, recipient)
+    def _finished(self, state: MemberState, model: Callable[[], Tensor]) -> Finished:
+        """The state after a round, of which the ``model`` [1, d] is measured, and kept for a roster."""
+        session = self.session
+        self.measure(model())
+        session.keep_model(state.round, lambda: model()[0])
+        return self._described(state)
 
-    def forget_start(self) -> None:
+    def _described(self, state: MemberState) -> Finished:
+        metrics = self.session.accounts.metrics
+        steps = {} if self.pace is None else {"local_steps": self.pace.taken.get(state.round, 0)}
+        whole = replace(state, work=replace(self.work), metrics=metrics)
+        return Finished(whole, said={"metrics": metrics, **steps})
+
+    def _forget_start(self) -> None:
         """The first model is as large as any; from here on, only what it is like is asked for."""
         self.site.problem.forget_start()
-        self.x0 = self.site.problem.x0
+        self.session.x0 = self.site.problem.x0
         self._without_start = True
 
-    # --- what is kept ---------------------------------------------------------------------------------
+    # --- a client of a server that leads ------------------------------------------------------------------
 
-    def _restore(self) -> None:
-        """What is saved, so that all that is not, or is damaged, is computed again."""
-        saved = self.store.saved_state(self.outbox.lost)
-        if saved is None and self._without_start:
-            raise HoldfastError("the start has to be computed again: start the same command once more")
-        like = state_template(self.federation, self.node, self.x0)
-        state = None if saved is None else MemberState.read(saved, like, self.x0)
-        self.take_up(state)
-        before = state or self.before_this_roster()
-        self.message_round, self.state, self.work = self.done, None, Work()
-        if before is not None and before.work is not None:
-            self.work = replace(before.work)
-        if state is not None:
-            self.state, self.metrics = state.method.take(), dict(state.metrics)
-        else:  # what is there is of another roster
-            for name in ("report.json", "parted"):
-                remove(self.folder / name)
-        if any(self.done < round <= self.federation.rounds for round in self.outbox.lost):
-            remove(self.folder / "report.json")  # the last round may have to be computed again
-        for path in self.store.received():
-            if message_key(path.name)[0] > self.federation.rounds:  # asked for again: others wait for that
-                remove(path)
-        self.outbox.lost.clear()
+    def _follow(self, method: ServerAlgorithm[Any], held: list[MemberState | None]) -> MemberState:
+        session, federation = self.session, self.federation
+        state = held.pop() or self._begin_client(method)
+        self._forget_start()
+        row = torch.empty_like(session.x0, device="meta")
+        broadcast = Broadcast.of(method, federation.wire_channel.down, row)
+        assert federation.server is not None
+        masked = None
+        if federation.secure_aggregation is not None:
+            own: Any = (session.folder, session.credentials, session.store.incarnation)
+            masked = MaskedClient(federation, federation.server.name, session.name, *own)
 
-    def save_round(self, done: int) -> None:
-        """The round is finished: writes it down, then forgets what it took."""
-        method = self.method
-        if self.privacy is not None:
-            self.retry_while_full(self.privacy.charge)
-        if self.keeper is not None and isinstance(method, Algorithm):
-            self.keep_model(done, method.model(split_channel_state(self.state)[0])[0])
-        self.save(done, self.state, replace(self.work), **self.metrics)
-        self.retry_while_full(lambda: self._forget(done))
-        if self.federation.member_network.activity is not None:
-            self._release(done)
-        own: dict[str, Any] = {} if self.pace is None else {"local_steps": self.pace.taken.get(done, 0)}
-        self.events.log("round done", round=done, metrics=self.metrics, **own)
+        def one_round(state: MemberState, r: int) -> Finished:
+            session.exchange.message_round = r + 1
+            traffic = replace(session.accounts.costs.traffic)
+            try:
+                context = self._context(r, state)
+                after, last = client_round(method, state, context, session.exchange, broadcast, masked)
+            except LeftOut:
+                session.accounts.costs.traffic = traffic
+                raise
+            return self._described(after)._replace(submit=last)
 
-    def _forget(self, done: int) -> None:
-        """What came in for the rounds before, and what went out and nobody will ask for again."""
-        for path in self.store.received():
-            if message_key(path.name)[0] < done:  # those of this round may be needed to compute it again
-                remove(path)
-        names = self.federation.names
-        self.outbox.prune(done, lambda past: [names[j] for j in self._neighbours(past)])
+        try:
+            self._submit_again()
+        except LeftOut as late:
+            state = self._left_out(state, late, session.done)
+        return run_rounds(session, state, one_round, self._asked, self._left_out)
+
+    def _begin_client(self, method: ServerAlgorithm[Any]) -> MemberState:
+        """The state before the first round."""
+        session, first = self.session, self.federation.first_round
+        session.exchange.phase = "preparing"
+        start = session.starting_model()
+        whole = with_channel_state(method.init(start[None]), channel_memories(self.federation, session.x0))
+        finished = self._described(MemberState(round=first, method=Handover(whole)))
+        session.save(finished.state, **finished.said)
+        session.forget_roster_before()
+        return finished.state
+
+    def _asked(self, r: int) -> int | None:
+        """The first round from ``r`` on that the node is in the cohort of.
+
+        Whether it is in a secret one, the server tells it when it asks for the model.
+        """
+        federation, nodes = self.federation, len(self.federation.node)
+        for later in range(r, federation.rounds):
+            if federation.secret_cohorts:
+                return later
+            if self.node in cohort(federation.seed, later, nodes, federation.cohort):
+                return later
+        return None
+
+    def _left_out(self, state: MemberState, late: LeftOut, then: int) -> MemberState:
+        """The state to continue from, after round ``then`` or later, where the server left this client out.
+
+        The state before the round is put back, also if that of the round was saved already: all is as if the
+        client had not been in the cohort. It is the one that the last save has left behind. The new save is
+        of the same round and leaves it there, so that after a crash in between, all of this is done once
+        more. What is saved then tells which rounds are over for this client, should it have to go back.
+        """
+        session, federation = self.session, self.federation
+        if session.done == late.message_round:
+            before = MemberState.read(session.store.state_before(), self._like(), session.x0)
+            session.exchange.link_digests.restore(before.links)
+            session.accounts.costs.traffic = replace(before.costs.traffic)
+            state = self._described(replace(before, round=session.done)).state
+            session.write(state)
+        elif state.method.taken:  # by the round, which was not saved
+            newest = session.saved()
+            assert newest is not None
+            state = MemberState.read(newest, self._like(), session.x0)
+        if federation.secret_cohorts:
+            session.events.log("not asked in a round", round=late.message_round)
+        else:
+            reason = "the answer was late"
+            session.events.log("left out of a round", "warning", round=late.message_round, reason=reason)
+            session.events.audit("left out", round=late.message_round)
+        then = min(max(late.now - 1, late.message_round, then), federation.rounds)
+        state = self._described(replace(state, round=then)).state
+        if then > session.done:
+            session.write(state)
+        # Last of all: without it, after a crash, the round would be gone through with other messages.
+        session.outbox.withdraw(late.message_round)
+        return state
+
+    def _finished_model(self) -> Tensor:
+        """The model, [d], as the server hands it out."""
+        session, federation = self.session, self.federation
+        assert federation.server is not None
+        server, row = federation.server.name, torch.empty_like(session.x0, device="meta")
+        session.exchange.message_round = federation.rounds + 1
+        key = (session.exchange.message_round, 0)
+        file = session.exchange.fetch(key, [server], specs(row))[server]
+        session.exchange.exchanged(server, key[0], [], [file.header.content])
+        model: Tensor = session.exchange.retry_while_full(lambda: file.read(row, session.x0.device))
+        session.exchange.done = federation.rounds
+        self.measure(model[None])
+        return model
+
+    def _submit_again(self) -> None:
+        """What was computed before the last state was saved: the server may not have it."""
+        for message in list(self.session.outbox.messages.values()):
+            if message.header.round <= self.session.done:
+                self.session.exchange.submit(message)
+
+    # --- figures and models ---------------------------------------------------------------------------------
 
     def measure(self, row: Tensor) -> None:
         """Figures of the node's own model, on its own data, into metrics.csv."""
-        r, every = self.message_round, self.federation.evaluate_every
-        if r % every and r < self.federation.rounds:
+        session, rounds = self.session, self.federation.rounds
+        r = session.exchange.message_round
+        if r % self.federation.evaluate_every and r < rounds:
             return
-        self.metrics = self.site.measure(row.detach())
+        session.accounts.metrics = self.site.measure(row.detach())
         links = 1 if self.federation.member_network.is_server else len(self.all_neighbours)
-        record_round(self, min(r, self.federation.rounds), self.work, links)
-        if self.record.is_best():
+        session.accounts.record_round(min(r, rounds), self.work, links)
+        if session.accounts.record.is_best():
             self._keep_best(row.detach())
 
     def _keep_best(self, row: Tensor) -> None:
         """Writes down the model [1, d], or with statistics, that did best on the node's own test split."""
-        problem = self.site.problem
+        session, problem = self.session, self.site.problem
         if row.shape[-1] == problem.model.dim:
             row = problem.tester.complete(row, problem.here)
-        notes = {"federation": self.federation.name, "node": self.name, "round": self.message_round}
-        notes |= self.metrics
-        self.retry_while_full(partial(write_model, self.folder, problem.model, row[0], notes, "best"))
+        notes = {
+            "federation": self.federation.name,
+            "node": session.name,
+            "round": session.exchange.message_round,
+        }
+        notes |= session.accounts.metrics
+        session.exchange.retry_while_full(
+            partial(write_model, session.folder, problem.model, row[0], notes, "best")
+        )
 
-    def _write_results(self, model: Tensor) -> None:
+    def _write_results(self, model: Tensor, personal: Tensor | None) -> None:
         """The model and the personal one, if any, as their modules' states, and the report of this node."""
-        notes = {"federation": self.federation.name, "node": self.name, "rounds": self.federation.rounds}
-        problem, rows = self.site.problem, {"model": model}
-        personal = self.method.personal(split_channel_state(self.state)[0])
+        session, problem, rows = self.session, self.site.problem, {"model": model}
+        notes = {"federation": self.federation.name, "node": session.name, "rounds": self.federation.rounds}
         if personal is not None:
-            rows["personal"] = personal[0]
+            rows["personal"] = personal
         complete = self._complete([row.to(problem.x0) for row in rows.values()])
         for name, row in zip(rows, complete, strict=True):
-            self.retry_while_full(partial(write_model, self.folder, problem.model, row, notes, name))
-        write_report(self, rows)
+            session.exchange.retry_while_full(
+                partial(write_model, session.folder, problem.model, row, notes, name)
+            )
+        session.write_report(rows)
 
     def _complete(self, rows: list[Tensor]) -> list[Tensor]:
-        """Finished models [d] with BatchNorm's statistics, if any: the node's own, or everybody's average.
+        """Finished models [d] with BatchNorm's statistics, if any: the node's own, or all nodes' average.
 
         Figures by round are of models with the node's own; those of the last round are measured again.
         """
-        problem = self.site.problem
-        if statistics_like(self.federation, problem.model) is None:
+        session, problem, federation = self.session, self.site.problem, self.federation
+        if statistics_like(federation, problem.model) is None:
             return [problem.tester.complete(row[None], problem.here)[0] for row in rows]
-        mean = averaged(self, torch.cat([problem.tester.moments(row[None], problem.here) for row in rows]))
+        session.exchange.message_round, session.exchange.phase = federation.rounds + 1, "averaging statistics"
+        own = torch.cat([problem.tester.moments(row[None], problem.here) for row in rows])
+        names = [federation.names[j] for j in self.all_neighbours]
+        mean = averaged(own, federation, self.node, names, session.accounts.costs.traffic, session.exchange)
         complete = torch.cat([torch.stack(rows), from_moments(mean).flatten(1)], 1)
         self.measure(complete[:1])
         return list(complete)
@@ -274,63 +382,73 @@ class Node(Member):
 
         None if it has not, or if a file is damaged: then the model comes from the state, or from the server.
         """
-        if not (self.folder / "report.json").exists():
+        session = self.session
+        if not (session.folder / "report.json").exists():
             return None
         try:
-            model, self.metrics = read_results(self.folder, self.site.problem.model)
+            model, session.accounts.metrics = read_results(session.folder, self.site.problem.model)
         except DamagedError as error:
-            self.events.complain("a file is damaged", reason=f"{error}: it is written again")
+            session.events.complain("a file is damaged", reason=f"{error}: it is written again")
             return None
-        self.done = self.federation.rounds
-        return model.to(self.x0)
+        session.exchange.done = self.federation.rounds
+        return model.to(session.x0)
 
-    def status(self) -> dict[str, Any]:
+    # --- what the session asks ------------------------------------------------------------------------------
+
+    def charge(self) -> None:
+        if self.privacy is not None:
+            self.privacy.charge()
+
+    def figures(self) -> dict[str, Any]:
         """Also what was spent of a privacy budget, which does not depend on the data."""
-        spent = {} if self.privacy is None else {"epsilon": round(self.privacy.releases.epsilon, 4)}
-        return super().status() | spent
+        return {} if self.releases is None else {"epsilon": round(self.releases.epsilon, 4)}
 
-    # --- who is next to us ----------------------------------------------------------------------------
+    def hidden(self) -> dict[str, Any]:
+        return {}
+
+    def depends_on(self, known: Incarnations) -> Incarnations:
+        return known
+
+    def may_fetch(self, who: str, message_round: int) -> bool:
+        names = self.federation.names
+        if self.session.keeper is not None and message_round == self.federation.first_round:
+            return who in names  # one that joins may ask for a model
+        return who in names and names.index(who) in self._neighbours(message_round)
+
+    def readers(self, message_round: int) -> list[str]:
+        return [self.federation.names[j] for j in self._neighbours(message_round)]
+
+    def awaits(self, name: str, message_round: int) -> bool:
+        names, last = self.federation.names, self.federation.last_message_round
+        return message_round < last and name in names and names.index(name) in self.all_neighbours
 
     def _neighbours(self, message_round: int) -> list[int]:
-        """The neighbours in a round; after the last, everybody who ever was one."""
+        """The neighbours in a round; after the last, all that ever were neighbours."""
         network, rounds = self.federation.member_network, self.federation.rounds
         if message_round <= rounds:
             return [int(j) for j in network.at(max(message_round - 1, 0)).neighbours(self.node)]
-        return self.companions if message_round == self.federation.last_message_round else self.all_neighbours
+        last = message_round == self.federation.last_message_round
+        return self._companions if last else self.all_neighbours
 
     @property
-    def companions(self) -> list[int]:
+    def companions(self) -> list[str]:
         """With which nodes this one finishes: with all where members may change, as they finish together."""
-        if self.keeper is None:
+        return [self.federation.names[j] for j in self._companions]
+
+    @property
+    def _companions(self) -> list[int]:
+        if self.session.keeper is None:
             return self.all_neighbours
         return [j for j in range(len(self.federation.node)) if j != self.node]
 
-    def awaits(self, name: str) -> bool:
-        names, last = self.federation.names, self.federation.last_message_round
-        return self.message_round < last and name in names and names.index(name) in self.all_neighbours
-
     @cached_property
     def all_neighbours(self) -> list[int]:
-        """Everybody who is a neighbour in any round."""
+        """All that are neighbours in any round."""
         network = self.federation.member_network
         rounds = range(self.federation.rounds) if network.sequence is not None else range(1)
         return sorted({int(j) for r in rounds for j in network.at(r).neighbours(self.node)})
 
-    def may_fetch(self, who: str, message_round: int) -> bool:
-        names = self.federation.names
-        if self.keeper is not None and message_round == self.federation.first_round:
-            # A member that joins may ask for a model.
-            return who in names
-        return who in names and names.index(who) in self._neighbours(message_round)
 
-    def _release(self, done: int) -> None:
-        """Over sporadic links others may not hear of us for long; they need not keep messages for us."""
-
-        async def tell() -> None:
-            for j in self._neighbours(done):
-                link = await self.link(self.federation.names[j])
-                telling = asyncio.ensure_future(link.release(done + 1))
-                self._telling.add(telling)
-                telling.add_done_callback(self._telling.discard)
-
-        self.run_on_loop(tell)
+def _model_of(method: Algorithm, state: MemberState) -> Tensor:
+    """The node's model after a round, [1, d]."""
+    return method.model(split_channel_state(state.method.tree)[0])

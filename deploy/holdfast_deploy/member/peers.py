@@ -1,13 +1,15 @@
-"""Exchange at a deployed node: one row, whose neighbours' rows arrive as files."""
+"""``Peers`` of a deployed node: one row, whose neighbours' rows arrive as files."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from holdfast.contract import Channel, Inbox
@@ -15,12 +17,12 @@ from holdfast.contract.aggregation import Aggregation
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import coin
 from holdfast.core.tree import tree_map
-from holdfast.engines.common.channel_run import ChannelRun, wire_like
-from holdfast.engines.common.counters import Traffic
+from holdfast.engines.common.channel_run import Sent, wire_like
 from holdfast.engines.common.robust import combine
 from holdfast.topology import Network
-from holdfast_deploy.member.transport import Transport, add_to, read
-from holdfast_deploy.storage.messages import MessageFile
+from holdfast_deploy.member.state import Exchange, Key, RoundContext
+from holdfast_deploy.member.sums import add_to, read
+from holdfast_deploy.storage.messages import MessageFile, specs
 
 M = TypeVar("M")
 
@@ -29,24 +31,23 @@ M = TypeVar("M")
 class NodePeers:
     """The links of one node in one round; messages are ``[1, d]``."""
 
-    node: int
-    network: Network
-    seed: int
-    round: int
-    transport: Transport
-    like: Tensor  # number type and device of the messages
-    traffic: Traffic  # what this node sends
-    channel_run: ChannelRun
+    context: RoundContext
+    files: Exchange
     draws: int = 0  # shared coins and sporadic exchanges of this round so far
     exchanges: int = 0  # of this round so far
 
     @cached_property
     def now(self) -> Network:
-        return self.network.at(self.round)
+        return self.context.network.at(self.context.round)
 
     @cached_property
     def neighbours(self) -> list[int]:
-        return [int(j) for j in self.now.neighbours(self.node)]
+        return [int(j) for j in self.now.neighbours(self.context.node)]
+
+    @property
+    def like(self) -> Tensor:
+        """Number type and device of the messages."""
+        return self.context.like
 
     @property
     def degree(self) -> Tensor:
@@ -54,58 +55,82 @@ class NodePeers:
         return torch.full((1, 1), degree).to(self.like)
 
     def exchange(self, message: M, sporadic: bool = False) -> Inbox[M]:
-        number, channel = self._next_exchange(), self.channel_run.channel
-        sent = self.channel_run.send(message)
-        self.channel_run.check()
+        run, traffic = self.context.channel_run, self.context.traffic
+        key, channel = self._next_key(), run.channel
+        sent = run.send(message)
+        run.check()
         if self.now.is_server:
-            self.traffic.count(1, message, sent.wire)
-            answer = wire_like(channel.down, message)
-            file = self.transport.through_server(number, sent.wire, answer)
-            device = self.like.device
-            mean = self.transport.retry_while_full(lambda: read(file, channel.down, answer, message, device))
-            return self.channel_run.from_server(sent, mean, self.now.nodes)
+            traffic.count(1, message, sent.wire)
+            return run.from_server(sent, self._through_server(key, sent, channel), self.now.nodes)
+        own_file, received, weights = self._among_neighbours(key, sent.wire, sporadic)
+        traffic.count(len(received), message, sent.wire)
+        node = self.context.node
+        row = weights[[node]].toarray()[0]
+        mixing = {int(j): float(row[j]) for j in (*received, node)}
+        like, wire = (_shapes(tree) for tree in (message, sent.wire))
+        files, others = received | {node: own_file}, list(received)
+        rule = self.context.network.aggregation
+        retry = self.files.retry_while_full
+        inbox = NodeInbox(like, wire, self.like.device, mixing, others, files, channel, retry, rule)
+        return run.from_neighbours(sent, inbox, self)
+
+    def _through_server(self, key: Key, sent: Sent, channel: Channel) -> Any:
+        """The mean that the server sends back."""
+        server, device = self.context.server, self.like.device
+        published = self.files.publish(key, sent.wire)
+        self.files.submit(published)
+        answer = wire_like(channel.down, sent.message)
+        file = self.files.fetch(key, [server], specs(answer))[server]
+        self.files.exchanged(server, key[0], [published.header.content], [file.header.content])
+        return self.files.retry_while_full(lambda: read(file, channel.down, answer, sent.message, device))
+
+    def _among_neighbours(
+        self, key: Key, wire: Any, sporadic: bool
+    ) -> tuple[MessageFile, dict[int, MessageFile], csr_array]:
+        """The node's message as it was sent, those that came, by number, and the weights of both."""
         weights = self.now.weights
         assert weights is not None
         if not sporadic:
-            own_file, received = self.transport.broadcast(number, sent.wire, self.neighbours)
-        else:
-            self.draws += 1
-            available = self.network.available_links(self.seed, self.round, self.draws)
-            own = (self.now.links() == self.node).any(1)
-            drawn = [j for j in self.neighbours if (self._link(j) & available & own).any()]
-            own_file, received = self.transport.sporadic(number, sent.wire, drawn)
-            took_part = np.zeros(len(available), dtype=bool)
-            for j in received:
-                took_part |= self._link(j)
-            weights = self.now.weights_over(took_part | ~own)  # this node's row depends on its own links only
-        self.traffic.count(len(received), message, sent.wire)
-        row = weights[[self.node]].toarray()[0]
-        mixing = {int(j): float(row[j]) for j in (*received, self.node)}
-        like, wire = (_shapes(tree) for tree in (message, sent.wire))
-        files, others = received | {self.node: own_file}, list(received)
-        rule = self.network.aggregation
-        inbox = NodeInbox(like, wire, self.like.device, mixing, others, files, channel, self.transport, rule)
-        return self.channel_run.from_neighbours(sent, inbox, self)
+            return (*self._named(broadcast, key, wire, self.neighbours), weights)
+        self.draws += 1
+        context = self.context
+        available = context.network.available_links(context.seed, context.round, self.draws)
+        own = (self.now.links() == context.node).any(1)
+        drawn = [j for j in self.neighbours if (self._link(j) & available & own).any()]
+        own_file, received = self._named(broadcast_available, key, wire, drawn)
+        took_part = np.zeros(len(available), dtype=bool)
+        for j in received:
+            took_part |= self._link(j)
+        # This node's row depends on its own links only.
+        return own_file, received, self.now.weights_over(took_part | ~own)
+
+    def _named(
+        self, send: Broadcast, key: Key, wire: Any, numbers: list[int]
+    ) -> tuple[MessageFile, dict[int, MessageFile]]:
+        names = self.context.names
+        own_file, received = send(self.files, key, wire, [names[j] for j in numbers])
+        return own_file, {j: received[names[j]] for j in numbers if names[j] in received}
 
     def coin(self, probability: float) -> bool:
         self.draws += 1
-        return coin(self.seed, self.round, self.draws, probability)
+        return coin(self.context.seed, self.context.round, self.draws, probability)
 
     @cached_property
     def edges(self) -> NodeEdges:
-        if self.network.sequence is not None:
+        if self.context.network.sequence is not None:
             raise HoldfastError(
                 "network: a method that keeps vectors for its links needs links that stay the same"
             )
         return NodeEdges(self)
 
-    def _next_exchange(self) -> int:
+    def _next_key(self) -> Key:
         self.exchanges += 1
-        return self.exchanges - 1
+        return self.context.message_round, self.exchanges - 1
 
     def _link(self, other: int) -> np.ndarray:
         """Which of all links, [E], is the one to ``other``."""
-        ends = (min(self.node, other), max(self.node, other))
+        node = self.context.node
+        ends = (min(node, other), max(node, other))
         return np.asarray((self.now.links() == ends).all(1))
 
 
@@ -120,17 +145,18 @@ class NodeInbox(Generic[M]):
     senders: list[int]  # those others
     files: dict[int, MessageFile]  # of this node and of the others
     channel: Channel
-    transport: Transport
+    retry: Callable[[Callable[[], Any]], Any]
     rule: Aggregation
 
     @cached_property
     def mixed(self) -> M:
-        combine = partial(self._sum, self.weights) if self.rule.plain else self._judged
-        return self.transport.retry_while_full(combine)
+        mixed: M = self.retry(partial(self._sum, self.weights) if self.rule.plain else self._judged)
+        return mixed
 
     @cached_property
     def neighbour_sum(self) -> M:
-        return self.transport.retry_while_full(partial(self._sum, dict.fromkeys(self.senders, 1.0)))
+        total: M = self.retry(partial(self._sum, dict.fromkeys(self.senders, 1.0)))
+        return total
 
     def _sum(self, weights: dict[int, float]) -> M:
         """The messages of the nodes in ``weights``, weighted, in the order of their numbers."""
@@ -161,14 +187,14 @@ class NodeEdges:
 
     @cached_property
     def sign(self) -> Tensor:
-        node = self.peers.node
+        node = self.peers.context.node
         signs = [1.0 if node > other else -1.0 for other in self.peers.neighbours]
         return torch.tensor(signs).to(self.peers.like)[:, None]
 
     @cached_property
     def degree(self) -> Tensor:
         degrees = self.peers.now.degrees
-        larger = [max(degrees[self.peers.node], degrees[other]) for other in self.peers.neighbours]
+        larger = [max(degrees[self.peers.context.node], degrees[other]) for other in self.peers.neighbours]
         return torch.tensor(np.array(larger)).to(self.peers.like)[:, None]
 
     def spread(self, x: Tensor) -> Tensor:
@@ -178,14 +204,46 @@ class NodeEdges:
         return z.sum(0, keepdim=True)
 
     def swap(self, z: Tensor) -> Tensor:
-        peers = self.peers
-        sent = peers.channel_run.swap(z, torch.zeros(len(z), dtype=torch.int64, device=z.device))
-        peers.channel_run.check()
-        peers.traffic.count(len(z), z, sent.wire)
-        rows = {j: tree_map(lambda t, i=i: t[i : i + 1], sent.wire) for i, j in enumerate(peers.neighbours)}
-        received, channel = peers.transport.scatter(peers._next_exchange(), rows), peers.channel_run.channel
-        return peers.transport.retry_while_full(
-            lambda: torch.cat(
-                [read(received[j], channel, rows[j], z[:1], z.device) for j in peers.neighbours]
-            )
+        peers, context, files = self.peers, self.peers.context, self.peers.files
+        run = context.channel_run
+        sent = run.swap(z, torch.zeros(len(z), dtype=torch.int64, device=z.device))
+        run.check()
+        context.traffic.count(len(z), z, sent.wire)
+        names, key = [context.names[j] for j in peers.neighbours], peers._next_key()
+        rows = {n: tree_map(lambda t, i=i: t[i : i + 1], sent.wire) for i, n in enumerate(names)}
+        published = {name: files.publish(key, row, name) for name, row in rows.items()}
+        received = files.fetch(key, names, specs(next(iter(rows.values()))) if rows else [])
+        for name, file in received.items():
+            files.exchanged(name, key[0], [published[name].header.content], [file.header.content])
+        return files.retry_while_full(
+            lambda: torch.cat([read(received[n], run.channel, rows[n], z[:1], z.device) for n in names])
         )
+
+
+Broadcast = Callable[
+    [Exchange, Key, Any, Sequence[str]], tuple[MessageFile, dict[str, MessageFile]]
+]  # the own message as it was sent, and what came
+
+
+def broadcast(
+    files: Exchange, key: Key, wire: Any, names: Sequence[str]
+) -> tuple[MessageFile, dict[str, MessageFile]]:
+    """Sends one message to all of ``names``; as it was sent, and theirs."""
+    published = files.publish(key, wire)
+    return _exchanged(files, key, published, files.fetch(key, names, published.header.tensors))
+
+
+def broadcast_available(
+    files: Exchange, key: Key, wire: Any, names: Sequence[str]
+) -> tuple[MessageFile, dict[str, MessageFile]]:
+    """``broadcast``, but without those with whom it did not work out, at either end."""
+    published = files.publish(key, wire)
+    return _exchanged(files, key, published, files.fetch_available(key, names, published.header.tensors))
+
+
+def _exchanged(
+    files: Exchange, key: Key, published: MessageFile, received: dict[str, MessageFile]
+) -> tuple[MessageFile, dict[str, MessageFile]]:
+    for name, file in received.items():
+        files.exchanged(name, key[0], [published.header.content], [file.header.content])
+    return files.intact(published), received

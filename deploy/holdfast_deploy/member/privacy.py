@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import NamedTuple
 
 from holdfast.contract import Method
 from holdfast.core.errors import HoldfastError
@@ -16,15 +17,22 @@ from holdfast.privacy import DP, Ledger, NodeDP
 from holdfast.privacy.aggregation.arithmetic import PRECISION
 from holdfast.privacy.messages import PrivateMessages
 from holdfast.problem.private import OwnRandomness, Release, counted_noise
+from holdfast_deploy.federation import Federation
 from holdfast_deploy.noise import OwnNoise, read_key
+from holdfast_deploy.ops.events import Events
+from holdfast_deploy.site import Site
 from holdfast_deploy.storage.privacy_spent import EVERYBODY, Spent
 
-if TYPE_CHECKING:
-    from holdfast_deploy.member.base import Member
-    from holdfast_deploy.member.node import Node
-    from holdfast_deploy.member.server import Server
-
 RING = 2.0**-PRECISION  # the grid of numbers under masks
+
+
+class Releaser(NamedTuple):
+    """The member that releases."""
+
+    folder: Path
+    run: str  # federation and incarnation: what names its draws tells nothing of its data
+    begun: bool  # whether it has a state
+    events: Events
 
 
 class Releases:
@@ -36,7 +44,7 @@ class Releases:
 
     def __init__(
         self,
-        member: Member,
+        member: Releaser,
         plan: Ledger,
         counted: bool,
         data: str = "",
@@ -44,10 +52,10 @@ class Releases:
         rounded: float = 0.0,
     ) -> None:
         self.budget, self.multiplier, self._events = plan.budget, plan.multiplier, member.events
-        self.draws = f"{member.federation.id} {member.store.incarnation}"  # what names them tells no data
+        self.draws = member.run
         self.run = " ".join(filter(None, (self.draws, data)))
-        key, begun = member.folder / "noise.key", member.store.state.exists()
-        self.spent = Spent(member.folder / "privacy.jsonl", begun or key.exists())
+        key = member.folder / "noise.key"
+        self.spent = Spent(member.folder / "privacy.jsonl", member.begun or key.exists())
         if not self.spent.known:
             reason = "if the data were in a federation before, stop, and put the privacy.jsonl of then here"
             member.events.log("nothing is spent of the privacy budget", reason=reason)
@@ -104,15 +112,15 @@ class Releases:
 
 
 class SamplePrivacy:
-    """The noise of ``node`` in the gradients of its samples."""
+    """The noise of the node with that number in the gradients of its samples."""
 
-    def __init__(self, node: Node, plan: Ledger) -> None:
+    def __init__(self, releases: Releases, plan: Ledger, node: int, seed: int) -> None:
         assert isinstance(plan.budget, DP)
-        self.releases = Releases(node, plan, node.site.counted_noise, node.site.digest)
-        size, samples = plan.batch_size, int(plan.samples[node.node])
+        self.releases = releases
+        size, samples = plan.batch_size, int(plan.samples[node])
         self.rate = 1.0 if size is None else size / samples
         own: OwnRandomness | None = self.releases.own
-        noise = counted_noise(node.federation.seed) if own is None else own
+        noise = counted_noise(seed) if own is None else own
         self.release = Release(plan.budget.clip, plan.multiplier, noise)
         self.accesses = Accesses()
         self._round, self._drawn = "", 0  # Poisson samples of the round that are paid for
@@ -136,12 +144,10 @@ class SamplePrivacy:
 
 
 class MessagePrivacy:
-    """The noise that ``node`` adds to its own messages, each of which is paid for in full."""
+    """The noise that a node adds to its own messages, each of which is paid for in full."""
 
-    def __init__(self, node: Node, plan: Ledger) -> None:
-        assert isinstance(plan.budget, NodeDP)
-        grid = RING if plan.budget.noise == "distributed" else None
-        self.releases = Releases(node, plan, node.site.counted_noise, node.site.digest, grid)
+    def __init__(self, releases: Releases) -> None:
+        self.releases = releases
         self._due = False
 
     def begin(self, round: str) -> Accesses:
@@ -160,22 +166,24 @@ class MessagePrivacy:
 NodePrivacy = SamplePrivacy | MessagePrivacy
 
 
-def node_privacy(node: Node) -> NodePrivacy | None:
-    """What ``node`` itself has to protect and to pay for; None: nothing, or the server does."""
-    plan = node.federation.protection
+def node_privacy(federation: Federation, member: Releaser, site: Site) -> NodePrivacy | None:
+    """What a node itself has to protect and to pay for; None: nothing, or the server does."""
+    plan = federation.protection
     if plan is None or (isinstance(plan.budget, NodeDP) and plan.budget.noise == "server"):
         return None
-    return SamplePrivacy(node, plan) if isinstance(plan.budget, DP) else MessagePrivacy(node, plan)
+    if isinstance(plan.budget, DP):
+        releases = Releases(member, plan, site.counted_noise, site.digest)
+        return SamplePrivacy(releases, plan, site.node, federation.seed)
+    grid = RING if plan.budget.noise == "distributed" else None
+    return MessagePrivacy(Releases(member, plan, site.counted_noise, site.digest, grid))
 
 
 class ServerPrivacy:
-    """The noise in what ``server`` makes of its clients' messages, and the cohorts that it alone knows."""
+    """The noise in what a server makes of its clients' messages, and the cohorts that it alone knows."""
 
-    def __init__(self, server: Server, plan: Ledger, counted: bool) -> None:
-        federation = server.federation
+    def __init__(self, releases: Releases, plan: Ledger, federation: Federation) -> None:
         self.rate = 1.0 if plan.batch_size is None else plan.batch_size / len(federation.node)
-        masked = federation.secure_aggregation is not None
-        self.releases = Releases(server, plan, counted, rounded=RING / 2 if masked else 0.0)
+        self.releases = releases
         nodes, own = len(federation.node), self.releases.own
 
         @lru_cache(maxsize=64)
@@ -197,12 +205,14 @@ class ServerPrivacy:
             self.releases.charge([(1.0, 1)], names)
 
 
-def server_privacy(server: Server, counted: bool) -> ServerPrivacy | None:
-    """What ``server`` has to protect and to pay for; None: nothing, or its clients do."""
-    plan = server.federation.protection
+def server_privacy(federation: Federation, member: Releaser, counted: bool) -> ServerPrivacy | None:
+    """What a server has to protect and to pay for; None: nothing, or its clients do."""
+    plan = federation.protection
     if plan is None or not isinstance(plan.budget, NodeDP) or plan.budget.noise != "server":
         return None
-    return ServerPrivacy(server, plan, counted)
+    masked = federation.secure_aggregation is not None
+    releases = Releases(member, plan, counted, rounded=RING / 2 if masked else 0.0)
+    return ServerPrivacy(releases, plan, federation)
 
 
 def with_own_noise(method: Method, releases: Releases) -> Method:

@@ -13,8 +13,8 @@ from holdfast.engines.common.channel_run import wire_like
 from holdfast.privacy.aggregation.protocol import MASKED
 from holdfast.problem.flat import FlatModel
 from holdfast_deploy.federation import Federation
-from holdfast_deploy.member import aggregating
-from holdfast_deploy.member.statistics import statistics_like
+from holdfast_deploy.member.batch_norm import statistics_like
+from holdfast_deploy.member.masked_messages import phases
 from holdfast_deploy.member.template import averaged_messages, client_template
 from holdfast_deploy.storage.messages import TensorSpec, specs
 
@@ -67,8 +67,8 @@ class Schedule:
     def _of_clients(self, message: Any) -> list[tuple[Any, Any]]:
         if self.federation.secure_aggregation is None:
             return self._travelling([message])
-        phases = aggregating.phases(message, self.federation.cohort)
-        return [(message, phase) for phase in phases]
+        forms = phases(message, self.federation.cohort)
+        return [(message, phase) for phase in forms]
 
     def _travelling(self, messages: list[Any]) -> list[tuple[Any, Any]]:
         return [(like, wire_like(self.federation.wire_channel, like)) for like in messages]

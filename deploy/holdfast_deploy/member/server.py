@@ -8,304 +8,275 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from holdfast.contract import IDENTITY, Channel, ServerAlgorithm
-from holdfast.core.errors import HoldfastError
-from holdfast.engines.common.channel_run import ChannelRun, split_channel_state
+from holdfast.contract import ServerAlgorithm
+from holdfast.core.tree import tree_map
+from holdfast.engines.common.channel_run import split_channel_state, with_channel_state
 from holdfast.engines.common.counters import Work
 from holdfast.problem.flat import FlatModel
+from holdfast.problem.statistics import from_moments
 from holdfast_deploy.federation import Federation
-from holdfast_deploy.member.adding import add_up
-from holdfast_deploy.member.averaging import average
-from holdfast_deploy.member.base import GRACE, Member
+from holdfast_deploy.member import finish
+from holdfast_deploy.member.clients import Clients
 from holdfast_deploy.member.network import Hosting
-from holdfast_deploy.member.privacy import server_privacy, with_own_noise
-from holdfast_deploy.member.quorum import Quorum
-from holdfast_deploy.member.recording import record_round, recorded, write_report
-from holdfast_deploy.member.recovery import recovering
-from holdfast_deploy.member.schedule import Due, Key, Schedule
-from holdfast_deploy.member.server_rounds import lead
-from holdfast_deploy.member.state import MemberState
-from holdfast_deploy.member.status import hidden_from_others, status_of_server
-from holdfast_deploy.member.template import new_channel_run
-from holdfast_deploy.storage.links import ForgedError, MixedRunsError
-from holdfast_deploy.storage.messages import DamagedError, Header, MessageFile
-from holdfast_deploy.storage.results import RoundRecord
-from holdfast_deploy.storage.store import message_key, message_name, remove
-from holdfast_deploy.wire.dialling import Wait, WaitLimitError
+from holdfast_deploy.member.privacy import Releaser, server_privacy, with_own_noise
+from holdfast_deploy.member.schedule import Schedule
+from holdfast_deploy.member.server_rounds import ServerContext, averaging_round, leading_round, take_up_means
+from holdfast_deploy.member.session import Finished, Session, run_rounds
+from holdfast_deploy.member.state import Handover, MemberState
+from holdfast_deploy.member.status import client_figures
+from holdfast_deploy.member.template import channel_memories
+from holdfast_deploy.storage.links import MixedRunsError
+from holdfast_deploy.storage.messages import Incarnations, MessageFile
+from holdfast_deploy.storage.results import RoundRecord, write_model
 
 
-class Arrival(NamedTuple):
-    """A client's message in the inbox."""
+def open_server(
+    federation: Federation,
+    folder: Path,
+    model: FlatModel,
+    *,
+    counted_noise: bool = False,  # for tests, as in ``Site``
+    **hosting: Unpack[Hosting],
+) -> Session:
+    """The session of the server of a federation; ``run`` serves from wherever it stopped, to the end."""
+    assert federation.server is not None
+    session = Session(federation, federation.server.name, folder, model.x0, **hosting)
+    session.program = Server(session, model, counted_noise)
+    session.restore()  # clients may come before ``run``
+    return session
 
-    content: str  # its digest
-    norm: float | None = None  # None: not known since the last start
 
+class Server:
+    """What a server does in its session."""
 
-class Server(Member):
-    """The server of a federation. ``run`` serves from wherever it stopped, to the end."""
-
-    def __init__(
-        self,
-        federation: Federation,
-        folder: Path,
-        model: FlatModel,
-        *,
-        counted_noise: bool = False,  # for tests, as in ``Site``
-        **hosting: Unpack[Hosting],
-    ) -> None:
-        assert federation.server is not None
-        super().__init__(federation, federation.server.name, folder, model.x0, **hosting)
-        self.model = model
-        self.service.submissions = self
-        self.arrivals: dict[Key, dict[str, Arrival]] = {}
-        self.quorum: Quorum | None = None
-        self.cohorts = RoundRecord(folder / "cohorts.csv", "clients")
-        self.privacy, self.method = server_privacy(self, counted_noise), federation.member_method
-        secret = None
+    def __init__(self, session: Session, model: FlatModel, counted_noise: bool) -> None:
+        federation, folder = session.federation, session.folder
+        self.session, self.federation, self.model = session, federation, model
+        self.method, secret = federation.member_method, None
+        run = f"{federation.id} {session.store.incarnation}"
+        releaser = Releaser(folder, run, session.store.state.exists(), session.events)
+        self.privacy, self.releases = server_privacy(federation, releaser, counted_noise), None
         if self.privacy is not None:
             self.releases = self.privacy.releases
             self.method = with_own_noise(self.method, self.releases)
             secret = self.privacy.cohort if federation.secret_cohorts else None
-        self.schedule = Schedule(federation, model, secret)
-        self.last = self.schedule.last
-        self._restore()
+        self.cohorts = RoundRecord(folder / "cohorts.csv", "clients")
+        self.clients = Clients(
+            federation,
+            Schedule(federation, model, secret),
+            session.store,
+            session.outbox,
+            session.events,
+            session.dependencies,
+            session.waits,
+            session.service.seen,
+            session.lost,
+            self.cohorts,
+        )
+        session.exchange.clients = session.service.submissions = self.clients
+        self.saved: MessageFile | None = None
 
-    def _restore(self) -> None:
-        """What is saved, and what clients have sent since."""
-        self.saved = self.store.saved_state()
-        self.take_up(None if self.saved is None else MemberState.of_notes(self.saved, self.x0))
-        # Clients may come before ``run`` gets there.
-        self.due = self.schedule.after(self.done, [key[:2] for key in self.outbox.messages])
-        self.message_round = self.due.key[0]
-        self.outbox.lost.clear()  # computed again from the state, or from the clients' messages
-        rule = self.federation.round
-        if rule is not None and rule.quorum is not None and rule.deadline is not None:
-            self.quorum = Quorum(self, rule.quorum, rule.deadline)
+    def restore(self) -> None:
+        session = self.session
+        self.saved = session.store.saved_state()
+        session.take_up(None if self.saved is None else MemberState.of_notes(self.saved, session.x0))
+        self.clients.restore(session.done)
+        session.exchange.message_round = self.clients.due.key[0]
+        session.outbox.lost.clear()  # computed again from the state, or from the clients' messages
         if self.keeps_cohorts:
-            self.cohorts.keep(self.done)
-        for path in self.store.received():
-            self._take_in(path)
-
-    def _take_in(self, path: Path) -> None:
-        """A client's message that came before; if it is damaged, the client has to send it again."""
-        message_round, exchange, name = message_key(path.name)
-        if self.left_out(name, message_round):  # it came while that was decided
-            remove(path)
-            return
-        senders = self.arrivals.setdefault((message_round, exchange), {})
-        try:
-            header = self.store.own(path, name, (message_round, exchange)).header
-            self.dependencies.add(header.depends_on)
-            senders[name] = Arrival(header.content)
-        except DamagedError as error:
-            remove(path)
-            senders.pop(name, None)
-            again = f"; start {name} again: it sends the message once more"
-            advice = again if message_round > self.done else ""
-            self.events.complain("a file is damaged", reason=f"{error}{advice}", peer=name)
+            self.cohorts.keep(session.done)
 
     def run(self) -> None:
         """Serves until every client has finished."""
-        self.attend()
-        recorded(self, lambda: recovering(self, self._run_on, self._restore))
-
-    def _run_on(self) -> None:
-        """From what is saved to the end."""
-        begun = "resuming" if self.done > self.federation.first_round else "starting"
-        self.events.log(begun, round=self.done)
-        method = self.method
-        if isinstance(method, ServerAlgorithm):
-            lead(self, method)
+        session = self.session
+        session.log_beginning()
+        if isinstance(self.method, ServerAlgorithm):
+            self._lead(self.method)
         else:
-            average(self)
-        self.phase = "finishing"
-        write_report(self)
+            self._average()
+        session.exchange.phase = "finishing"
+        session.write_report()
         try:
-            self.run_on_loop(self._linger)
-        except MixedRunsError as error:  # everybody had finished before somebody started anew
-            self.events.log("finished, but a client did not say so", "warning", reason=str(error))
-        self.phase = "finished"
-        self.events.log("finished")
+            session.waiting.run_on_loop(self._linger)
+        except MixedRunsError as error:  # all clients had finished before one started again
+            session.events.log("finished, but a client did not say so", "warning", reason=str(error))
+        session.exchange.phase = "finished"
+        session.events.log("finished")
 
-    # --- what is kept ----------------------------------------------------------------------------------
+    # --- a method that the server leads -----------------------------------------------------------------
 
-    def save_round(self, done: int, state: Any) -> None:
-        """Writes down the state after ``done`` rounds."""
-        method = self.method
-        if self.keeper is not None and isinstance(method, ServerAlgorithm):
-            self.keep_model(done, method.model(split_channel_state(state)[0]))
-        self.save(done, state)
-        if done % self.federation.evaluate_every == 0 or done == self.federation.rounds:
-            record_round(self, done, Work(), len(self.federation.names))
-        self.events.log("round done", round=done)
+    def _lead(self, method: ServerAlgorithm[Any]) -> None:
+        """All rounds that are left, and the finished model, which is written down and handed out."""
+        session, federation, clients = self.session, self.federation, self.clients
+        rounds, context = federation.rounds, self._context()
+        state = self._state_of_leader(method)
 
-    def forget(self, done: int) -> None:
-        """All messages of the rounds before the last finished one, which may have to be computed again."""
-        self.outbox.prune(done, lambda message_round: [])
-        for key in list(self.arrivals):  # a copy: the event loop adds to it
-            if key[0] < done:
-                self.drop(key)
+        def one_round(state: MemberState, r: int) -> Finished:
+            clients.due = clients.schedule.after(r, [key[:2] for key in session.outbox.messages])
+            session.exchange.message_round, session.exchange.phase = r + 1, f"serving round {r + 1}"
+            after, takers = leading_round(method, state, context, session.exchange)
+            if self.keeps_cohorts:
+                session.exchange.retry_while_full(lambda: self.cohorts.add(r + 1, " ".join(takers)))
+            if clients.quorum is not None:
+                left_out = len(clients.due.names) - len(takers)
+                session.accounts.metrics = {"answers": float(len(takers)), "left_out": float(left_out)}
+            self._measure(after)
+            session.keep_model(r + 1, lambda: self._model_of(method, after))
+            return Finished(after)
 
-    def average_statistics(self, delivered: int = 0) -> Tensor | None:
-        """The mean of everybody's statistics, which all are sent; from then on, they take leave.
+        state = run_rounds(session, state, one_round, lambda r: r if r < rounds else None)
+        last = method.at(max(rounds - 1, 0))
+        self._hand_out(last.model(split_channel_state(state.method.tree)[0]))
+
+    def _state_of_leader(self, method: ServerAlgorithm[Any]) -> MemberState:
+        """What is saved, or the state before the first round."""
+        session, federation, first = self.session, self.federation, self.federation.first_round
+        memories = channel_memories(federation, session.x0)
+        memory = tree_map(lambda t: t[0], memories[0].receiver) if memories else ()
+        tree = method.at(first).init_server(session.x0.clone())
+        if self.saved is not None:
+            state = MemberState.read(self.saved, with_channel_state(tree, memory), session.x0)
+            session.exchange.retry_while_full(lambda: session.prune(session.done))
+            return state
+        session.exchange.message_round = first
+        if federation.roster_number:
+            tree = method.at(first).init_server(session.starting_model())
+        state = MemberState(round=first, method=Handover(with_channel_state(tree, memory)))
+        self._measure(state)
+        session.keep_model(first, lambda: self._model_of(method, state))
+        session.save(state)
+        session.forget_roster_before()
+        return state
+
+    @staticmethod
+    def _model_of(method: ServerAlgorithm[Any], state: MemberState) -> Tensor:
+        return method.model(split_channel_state(state.method.tree)[0])
+
+    def _hand_out(self, model: Tensor) -> None:
+        """The finished model [d]: written down, and sent to all nodes."""
+        session, federation = self.session, self.federation
+        session.exchange.message_round = federation.rounds + 1
+        self.clients.expect((session.exchange.message_round, 0))
+        published = session.exchange.publish((session.exchange.message_round, 0), model)
+        for name in federation.names:
+            session.exchange.exchanged(name, session.exchange.message_round, [published.header.content], [])
+        session.accounts.costs.delivery_bytes = len(federation.node) * published.header.size
+        notes = {"federation": federation.name, "rounds": federation.rounds}
+        session.exchange.phase = "handing out the model"
+        statistics = self._average_statistics(session.accounts.costs.delivery_bytes)
+        complete = model if statistics is None else torch.cat([model, from_moments(statistics[0]).flatten()])
+        session.exchange.retry_while_full(lambda: write_model(session.folder, self.model, complete, notes))
+        session.exchange.collect((self.clients.schedule.last, 0))
+
+    # --- a method without a leader ------------------------------------------------------------------------
+
+    def _average(self) -> None:
+        """Exchange by exchange, what all nodes have sent is averaged, until all have finished."""
+        session, rounds, context = self.session, self.federation.rounds, self._context()
+        state = MemberState(round=session.done, method=Handover(()))
+        if self.saved is None:
+            self._measure(state)
+            session.save(state)
+        session.exchange.phase = "averaging"
+        before = [message for _, message in sorted(session.outbox.messages.items())]
+        take_up_means(context, session.done, before, session.exchange.link_digests)
+
+        def one_round(state: MemberState, r: int) -> Finished:
+            after = averaging_round(state, context, session.exchange, session.exchange.link_digests)
+            self._measure(after)
+            return Finished(after)
+
+        run_rounds(session, state, one_round, lambda r: r if r < rounds else None)
+        self._average_statistics()
+        session.exchange.collect((self.clients.schedule.last, 0))
+
+    def _average_statistics(self, delivered: int = 0) -> Tensor | None:
+        """The mean of all nodes' statistics, which all are sent; from then on, they finish.
 
         ``delivered``: bytes that they were sent before, beside the rounds' messages.
         """
-        mean, self.message_round = None, self.federation.rounds + 1
-        self.due = self.schedule.due((self.message_round, 0))
-        if self.schedule.statistics is not None:
-            mean = self.mean(IDENTITY)
-            size = self.publish(self.header(1, mean), mean).header.size
-            self.costs.delivery_bytes = delivered + len(self.federation.names) * size
-        self.due, self.message_round = self.schedule.due((self.last, 0)), self.last
+        session, clients, mean = self.session, self.clients, None
+        session.exchange.message_round = self.federation.rounds + 1
+        clients.expect((session.exchange.message_round, 0))
+        if clients.schedule.statistics is not None:
+            files = session.exchange.collect((session.exchange.message_round, 0))
+            mean = session.exchange.retry_while_full(
+                lambda: self._context().plain_mean(session.exchange.checked(files))
+            )
+            size = session.exchange.publish((session.exchange.message_round, 1), mean).header.size
+            session.accounts.costs.delivery_bytes = delivered + len(self.federation.names) * size
+        session.exchange.message_round = clients.schedule.last
+        clients.expect((session.exchange.message_round, 0))
         return mean
 
-    def channel_run(self, r: int) -> ChannelRun:
-        """What answers of a round go through."""
-        return new_channel_run(
-            self.federation, r, (), torch.tensor([], dtype=torch.int64, device=self.x0.device)
+    def _context(self) -> ServerContext:
+        session = self.session
+        return ServerContext(
+            self.federation, self.clients, session.x0.device, session.accounts.costs.traffic, self.privacy
         )
 
-    # --- clients' messages ----------------------------------------------------------------------------
+    # --- figures --------------------------------------------------------------------------------------------
 
-    def admit(self, header: Header) -> bool:
-        due, key = self.due, (header.round, header.exchange)
-        if header.sender not in self.federation.names:
-            raise HoldfastError("only nodes send messages")
-        there = self.arrivals.get(key, {}).get(header.sender)
-        if there is not None and there.content != header.content:
-            raise ForgedError(
-                f"two messages of {header.sender} for round {key[0]} differ: somebody else has its key. "
-                f"Give {header.sender} a new key (csr, sign --replace), and roll everybody back to before "
-                "(holdfast federation rollback)"
-            )
-        waiting = header.sender in self.arrivals.get(due.key, ())
-        if key < due.key or (key == due.key and waiting):
-            return False  # it is in the model or in a mean already, or will be
-        if key > due.key:
-            if waiting:
-                raise HoldfastError(f"round: your message of round {due.key[0]} still waits for others")
-            raise HoldfastError(f"round: {key[0]}, exchange {key[1]}, has not begun")
-        if header.sender not in due.names:
-            raise HoldfastError(f"cohort: you are not in that of round {key[0]}")
-        if header.tensors != due.tensors:
-            raise HoldfastError("tensors: not those that are expected from everybody")
-        return True
-
-    def arrived(self, header: Header, norm: float | None = None) -> None:
-        if self.left_out(header.sender, header.round):  # while it came in
-            remove(self.store.inbox / message_name(header.round, header.exchange, header.sender))
-            return
-        senders = self.arrivals.setdefault((header.round, header.exchange), {})
-        senders[header.sender] = Arrival(header.content, norm)
-
-    def left_out(self, sender: str, round: int) -> bool:
-        if self.federation.secret_cohorts:  # said of a round that has begun: nobody need know ahead
-            return round <= self.message_round and not self.schedule.asked(sender, round)
-        return self.quorum is not None and (round, sender) in self.quorum.left_out
+    def _measure(self, state: MemberState) -> None:
+        done = state.round
+        if done % self.federation.evaluate_every == 0 or done == self.federation.rounds:
+            self.session.accounts.record_round(done, Work(), len(self.federation.names))
 
     @property
     def keeps_cohorts(self) -> bool:
         """Whether who took part in a round cannot be told from the file alone."""
         federation = self.federation
         masked = federation.secure_aggregation is not None
-        return self.quorum is not None or masked or federation.secret_cohorts
+        return self.clients.quorum is not None or masked or federation.secret_cohorts
 
-    def counted(self, sender: str, round: int, exchange: int) -> bool:
-        if self.federation.secure_aggregation is None or exchange <= self.schedule.message:
-            return False
-        return sender in self.cohorts.lines().get(round, [""])[0].split()
+    async def _linger(self) -> None:
+        """Clients whose answer got lost may ask once more; those who heard it say so."""
+        session, last = self.session, self.clients.schedule.last
+        until = time.monotonic() + finish.GRACE
+        while time.monotonic() < until:
+            if all(session.service.released.get(name, 0) >= last for name in self.federation.names):
+                return
+            await session.outbox.changed(until - time.monotonic())
 
-    def takers(self) -> list[str]:
-        """Whose messages count in the exchange that is due."""
-        return [name for name in self.due.names if not self.left_out(name, self.due.key[0])]
+    # --- what the session asks ------------------------------------------------------------------------------
 
-    async def everybody(self) -> None:
-        """Waits for all messages that are due; the limit counts from the last one that came."""
-        due, since, before = self.due, time.monotonic(), None
-        begun, in_round = since, due.key[0] <= self.federation.rounds
-        size = sum(tensor.size for tensor in due.tensors)
-        try:
-            while missing := self._missing(due):
-                if missing != before:
-                    since, before = time.monotonic(), missing
-                    self.waits.clear()
-                    for name in sorted(missing):
-                        self.waits[name] = Wait(name, since)
-                if self.quorum is not None and in_round and self.quorum.met(due, missing, begun):
-                    if due.key[1] > self.schedule.message:
-                        return  # enough has been revealed, and everybody's message is here
-                    await self.quorum.go_on_without(due, missing)
-                    continue
-                if time.monotonic() - since > self.federation.limits.patience(size):
-                    if self.quorum is not None and due.key[0] == self.last:
-                        names = ", ".join(sorted(missing))
-                        self.events.log("finished without a final message", "warning", reason=f"of {names}")
-                        return
-                    raise WaitLimitError(
-                        f"waited for {', '.join(sorted(missing))} as long as limits.wait allows. Everything "
-                        "is saved: start the same command again to go on"
-                    )
-                left = begun + self.quorum.deadline - time.monotonic() if self.quorum else 1.0
-                await self.outbox.changed(left if 0 < left < 1.0 else 1.0)
-        finally:
-            self.waits.clear()
+    def charge(self) -> None:
+        """Paid for in the round, before the state: see ``leading_round``."""
 
-    def _missing(self, due: Due) -> set[str]:
-        """Who is still waited for; not for the final message of one that is lost."""
-        missing = set(self.takers()) - set(self.arrivals.get(due.key, {}))
-        if self.keeper is None or due.key[0] < self.last:
-            return missing
-        return {name for name in missing if not self.keeper.lost(name)}
+    def figures(self) -> dict[str, Any]:
+        """Where the clients are, who cannot be asked themselves, and what was spent of a privacy budget."""
+        session = self.session
+        now, seen = session.network.loop.time(), session.service.seen
+        spent = {} if self.releases is None else {"epsilon": round(self.releases.epsilon, 4)}
+        return {"clients": client_figures(seen, now, self.federation.rounds), **spent}
 
-    def mean(self, channel: Channel, size: int | None = None) -> Any:
-        """The mean of all messages that are due, added up in the order of ``Due.names``.
+    def hidden(self) -> dict[str, Any]:
+        """All that depends on private messages, or on who is in a secret cohort."""
+        if self.privacy is None:
+            return {}
+        hidden: dict[str, Any] = {"messages": {}, "last_error": ""}
+        if self.federation.secret_cohorts:
+            counts = ("payload_bytes", "wire_bytes_sent", "wire_bytes_received", "retries", "waiting_seconds")
+            hidden |= {"phase": self.session.exchange.phase, "refused": {}, "peers": {}, "clients": {}}
+            hidden |= dict.fromkeys(counts, 0)
+        return hidden
 
-        ``size``: what their sum is divided by, if not by their number.
-        """
-        self.run_on_loop(self.everybody)
-        return self.retry_while_full(lambda: add_up(self, channel, size))
-
-    def file(self, key: Key, name: str) -> MessageFile:
-        """What ``name`` sent."""
-        return MessageFile(self.store.inbox / message_name(*key, name))
-
-    def drop(self, key: Key) -> None:
-        """What everybody sent for that exchange is needed no longer."""
-        for name in self.arrivals.pop(key, ()):
-            remove(self.store.inbox / message_name(*key, name))
-
-    # --- others ---------------------------------------------------------------------------------------
+    def depends_on(self, known: Incarnations) -> Incarnations:
+        """It tells whose messages came, so with secret cohorts it names the server alone."""
+        if not self.federation.secret_cohorts:
+            return known
+        return {self.session.name: self.session.store.incarnation}
 
     def may_fetch(self, who: str, message_round: int) -> bool:
         return who in self.federation.names
 
-    def awaits(self, name: str) -> bool:
-        return self.due.key[0] <= self.federation.rounds
+    def readers(self, message_round: int) -> list[str]:
+        return []  # clients hear that a round is over
 
-    async def _linger(self) -> None:
-        """Clients whose answer got lost may ask once more; those who heard it say so."""
-        until = time.monotonic() + GRACE
-        while time.monotonic() < until:
-            if all(self.service.released.get(name, 0) >= self.last for name in self.federation.names):
-                return
-            await self.outbox.changed(until - time.monotonic())
-
-    def status(self) -> dict[str, Any]:
-        """Also where the clients are: they cannot be asked themselves."""
-        return super().status() | status_of_server(self)
-
-    def status_for_others(self) -> dict[str, Any]:
-        return self.status() | hidden_from_others(self)
-
-    def header(self, exchange: int, wire: Any) -> Header:
-        """What it depends on tells whose messages came, so with secret cohorts it names the server alone."""
-        header = super().header(exchange, wire)
-        if not self.federation.secret_cohorts:
-            return header
-        return header.model_copy(update={"depends_on": {self.name: self.store.incarnation}})
+    def awaits(self, name: str, message_round: int) -> bool:
+        return message_round <= self.federation.rounds

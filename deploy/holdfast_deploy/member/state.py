@@ -1,18 +1,23 @@
-"""What a member saves after a round: one record, and the only place that knows how it lies on disk."""
+"""What a round gets: the state that is saved after each, its context, and its way to others."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from holdfast.engines.common.channel_run import ChannelRun
 from holdfast.engines.common.counters import Traffic, Work
+from holdfast.engines.common.oracle import BatchOracle
+from holdfast.topology import Network
 from holdfast_deploy.ops.audit import BEGINNING, Head
 from holdfast_deploy.storage.links import LinkDigest
-from holdfast_deploy.storage.messages import Incarnations, MessageFile
+from holdfast_deploy.storage.messages import Incarnations, MessageFile, TensorSpec
 from holdfast_deploy.storage.store import Store
+
+T = TypeVar("T")
 
 EMPTY = Head(0, BEGINNING)  # of an audit log without lines
 
@@ -51,6 +56,11 @@ class Handover:
         """A look at it; it stays here."""
         (tree,) = self._trees
         return tree
+
+    @property
+    def taken(self) -> bool:
+        """Whether it is elsewhere."""
+        return not self._trees
 
     def take(self) -> Any:
         """Hands it over."""
@@ -118,3 +128,68 @@ class MemberState:
             audit=Head(*notes["audit"]),
             releases=notes.get("releases"),
         )
+
+
+Key = tuple[int, int]  # of a message: its round, and which exchange of the round
+
+
+class Exchange(Protocol):
+    """The only way in which a round touches other members and the disk.
+
+    All calls block. They raise ``Stopped`` where the member is to stop, ``LeftOut`` where the server
+    continues without it, and a ``DamagedError`` where a file of its own is not as it was written.
+    """
+
+    phase: str  # what is done at the moment, for people
+
+    def publish(self, key: Key, tree: Any, to: str = "") -> MessageFile:
+        """Puts a message into the outbox, where ``to``, or every member that may ask, can fetch it."""
+
+    def published(self, key: Key) -> MessageFile | None:
+        """What was published for all, perhaps before a crash."""
+
+    def keep(self, name: str, key: Key, tree: Any) -> MessageFile:
+        """Writes a message into the file ``name`` of the own folder, which no other member may fetch."""
+
+    def fetch(self, key: Key, peers: Sequence[str], tensors: list[TensorSpec]) -> dict[str, MessageFile]:
+        """Their messages, as soon as all are here; refuses those that are implausibly large."""
+
+    def fetch_available(
+        self, key: Key, peers: Sequence[str], tensors: list[TensorSpec]
+    ) -> dict[str, MessageFile]:
+        """``fetch`` over sporadic links: only of those where it worked out, at both ends alike."""
+
+    def submit(self, message: MessageFile) -> None:
+        """Brings a published message to the server, and returns when it is safe there."""
+
+    def collect(self, key: Key) -> dict[str, MessageFile]:
+        """At a server: what its clients sent, as soon as all that count are here, in the nodes' order."""
+
+    def checked(self, files: dict[str, MessageFile]) -> dict[str, MessageFile]:
+        """What was collected, if it is as it came; refuses what is implausibly large."""
+
+    def exchanged(self, peer: str, round: int, sent: Sequence[str], received: Sequence[str]) -> None:
+        """Notes the content of what has passed over a link: both of its ends compare that later."""
+
+    def intact(self, own: MessageFile) -> MessageFile:
+        """A published message, which may have been on disk for long, read again and checked."""
+
+    def retry_while_full(self, action: Callable[[], T]) -> T:
+        """What ``action`` returns; while there is no room for its files, it is tried again from the start."""
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """What a node's round gets beside the state."""
+
+    round: int  # of the method, from 0
+    message_round: int  # of its messages
+    node: int
+    names: Sequence[str]  # of all nodes
+    server: str  # its name, where there is one
+    network: Network
+    seed: int
+    like: Tensor  # a model [d], or only what it is like: number type and device
+    channel_run: ChannelRun
+    oracle: BatchOracle
+    traffic: Traffic  # which counts what the round sends

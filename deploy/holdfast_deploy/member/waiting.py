@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from typing import Any, TypeVar
+
+from holdfast_deploy.ops.events import Events
+from holdfast_deploy.storage.disk_full import DiskFull
 
 T = TypeVar("T")
 
@@ -15,34 +20,49 @@ class Stopped(Exception):  # noqa: N818 - not an error
 
 
 class Waiting:
-    """What one computing thread waits for; ``stop`` and ``give_up`` may come from any other thread."""
+    """What one computing thread waits for; ``stop`` and ``give_up`` may come from any other thread.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
+    ``limit``: for how many seconds it waits for room on the disk.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, events: Events, limit: float) -> None:
+        self.loop, self.events, self.limit = loop, events, limit
         self.stopping = False
-        self.failure: Exception | None = None  # why the member cannot go on
+        self.failure: Exception | None = None  # why the member cannot continue
+        self.seconds = 0.0  # waited so far
         self._future: Future[Any] | None = None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What ``coroutine`` gives on the event loop, whatever others want meanwhile."""
+        """The result of ``coroutine`` on the event loop, whatever others want meanwhile."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
     def run_on_loop(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What the coroutine gives on the event loop, unless somebody ends the waiting for it."""
+        """The result of the coroutine on the event loop, unless somebody ends the waiting for it."""
+        before = time.monotonic()
         future: Future[T] = asyncio.run_coroutine_threadsafe(begin(), self.loop)
         self._future = future
         try:
-            self._go_on()  # looked at last, so that no call of ``stop`` is missed
+            self._continue()  # looked at last, so that no call of ``stop`` is missed
             return future.result()
         except CancelledError:
-            self._go_on()
+            self._continue()
             raise Stopped from None
         finally:
             self._future = None
             future.cancel()
+            self.seconds += time.monotonic() - before
+
+    def retry_while_full(self, action: Callable[[], T]) -> T:
+        """The result of ``action``; while there is no room for its files, it is tried again."""
+        shortage = DiskFull(self.events, self.limit)
+        while True:
+            try:
+                return action()
+            except OSError as error:
+                self.run_on_loop(partial(shortage.pause, error))
 
     def stop(self) -> None:
-        """Makes the computing thread raise ``Stopped`` when it asks next, or at once if it is waiting."""
+        """Makes the computing thread raise ``Stopped`` when it waits next, or at once if it is waiting."""
         self.stopping = True
         self._interrupt()
 
@@ -56,7 +76,7 @@ class Waiting:
         if future is not None:
             future.cancel()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if self.stopping:
             raise Stopped
         if self.failure is not None:

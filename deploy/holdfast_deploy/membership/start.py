@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -20,23 +20,26 @@ from holdfast_deploy.storage.messages import (
     DamagedError,
     Header,
     MessageFile,
+    TensorSpec,
+    specs,
 )
 from holdfast_deploy.storage.store import clear
 
 T = TypeVar("T")
+Key = tuple[int, int]  # of a message: its round and exchange
 
 
 class ModelExchange(Protocol):
     """How a member hands models over, takes them, and waits for room on its disk."""
 
-    def header(self, exchange: int, wire: Any) -> Header:
-        """Of a message in the message round under way."""
+    def header(self, key: Key, wire: Any) -> Header:
+        """Of a message."""
 
-    def publish(self, header: Header, tree: Any) -> MessageFile:
+    def publish(self, key: Key, tree: Any) -> MessageFile:
         """Lets others fetch a message."""
 
-    def fetch(self, peer: str, exchange: int, like: Any, device: torch.device) -> Any:
-        """A message of ``peer`` in the message round under way; ``like``: a tree on the device "meta"."""
+    def receive(self, key: Key, peers: Sequence[str], tensors: list[TensorSpec]) -> dict[str, MessageFile]:
+        """The messages of ``peers``."""
 
     def retry_while_full(self, action: Callable[[], T]) -> T:
         """The result of ``action``; while there is no room for its files, it is tried again."""
@@ -49,7 +52,7 @@ def keep_model(
     kept = view.kept
     if kept.folder.parent != roster_folder(view.folder, federation.roster_number):
         raise RosterChanged  # the next has begun: what this one still computes is none of its models
-    header = exchange.header(HANDED_OVER, row).model_copy(update={"round": done})
+    header = exchange.header((done, HANDED_OVER), row)
     exchange.retry_while_full(partial(kept.keep, header, row))
 
 
@@ -77,9 +80,11 @@ def _model_at_border(
         found = _own_model(before, view.name, roster.first)
         row: Tensor = exchange.retry_while_full(partial(found.read, x0, x0.device))
     else:
-        row = exchange.fetch(donor, HANDED_OVER, torch.empty_like(x0, device="meta"), x0.device)
+        like = torch.empty_like(x0, device="meta")
+        file = exchange.receive((federation.first_round, HANDED_OVER), [donor], specs(like))[donor]
+        row = exchange.retry_while_full(partial(file.read, like, x0.device))
     if view.serves or view.name in [donors[name] for name in roster.joined if donors]:
-        exchange.publish(exchange.header(HANDED_OVER, row), row)
+        exchange.publish((federation.first_round, HANDED_OVER), row)
     return row
 
 

@@ -42,7 +42,7 @@ class MessageSeen(BaseModel):
 
 
 class StatusAnswer(BaseModel):
-    """``Member.status`` as others receive it. What is not listed here is not looked at."""
+    """``Session.status`` as others receive it. What is not listed here is not looked at."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 

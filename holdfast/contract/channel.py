@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 import torch
 from pydantic import BeforeValidator, InstanceOf
@@ -13,14 +13,17 @@ from torch import Tensor
 
 from holdfast.core.randomness import RandomStream, Word, uniform
 from holdfast.core.registry import NotInherited, Registry
+from holdfast.core.tree import Tree
 from holdfast.core.validation import check_fields
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-Message = Any  # a tensor [m, d] or a NamedTuple of them: one row per sender
-Wire = Any  # what travels: a tree of tensors of any type, one row per sender
-ChannelState = Any  # what a channel remembers from round to round: a tree of tensors, () if nothing
+Message: TypeAlias = Tree  # a tensor [m, d] or a NamedTuple of them: one row per sender
+Wire: TypeAlias = Tree  # what travels: a tree of tensors of any type, one row per sender
+ChannelState: TypeAlias = (
+    Tree  # what a channel remembers from round to round: a tree of tensors, () if nothing
+)
 
 Use = Literal[
     "graph", "changing graph", "server", "cohort", "neighbour sums", "links", "warm start", "robust rules"

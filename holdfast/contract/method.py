@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -14,8 +14,9 @@ from holdfast.contract.node import Oracle, Peers
 from holdfast.contract.parameters import Columns, Hyperparameters, Last, NamedPart
 from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import NotInherited, Registry
+from holdfast.core.tree import Tree
 
-State = Any  # a NamedTuple of tensors [..., d], of the algorithm's own making
+State: TypeAlias = Tree  # a NamedTuple of tensors [..., d], of the algorithm's own making
 
 
 # --- what a method needs and promises ---------------------------------------------------------------------

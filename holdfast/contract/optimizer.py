@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 import torch
 from pydantic import BeforeValidator, InstanceOf
@@ -15,9 +15,11 @@ from torch import Tensor
 from holdfast.contract.parameters import Hyperparameters, Steps, turns
 from holdfast.core.errors import HoldfastError
 from holdfast.core.registry import NotInherited, Registry
-from holdfast.core.tree import tree_map
+from holdfast.core.tree import Tree, tree_map
 
-Memory = Any  # an optimiser's state: () or a NamedTuple of tensors [..., d]; a counter is [..., 1]
+Memory: TypeAlias = (
+    Tree  # an optimiser's state: () or a NamedTuple of tensors [..., d]; a counter is [..., 1]
+)
 Gradient = Callable[[Tensor], Tensor]
 
 

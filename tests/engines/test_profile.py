@@ -16,7 +16,7 @@ from holdfast.api import as_network
 from holdfast.contract import Method, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.engines.common.dry_run import dry_run
-from holdfast.engines.common.profile import profile
+from holdfast.engines.common.profile import MANY, profile
 from holdfast.engines.common.simulation import Simulation
 from holdfast.engines.common.trial import ZeroProblem
 
@@ -150,6 +150,13 @@ def test_a_job_needs_few_rounds_on_the_zero_problem(case: Case, counter: Counter
     counter.watch(type(method(case)))
     hf.minimize([quadratic] * NODES, torch.zeros(12), method(case), 1, topology=network(case))
     assert 0 < counter.rounds <= AT_MOST
+
+
+def test_rounds_that_differ_are_all_looked_at_where_a_channel_remembers_them(counter: Counter):
+    counter.watch(hf.LocalGECL)
+    falling, channel = hf.LocalGECL(lr=hf.cosine(0.1, rounds=9)), hf.TopK(0.5)
+    hf.minimize([quadratic] * NODES, torch.zeros(12), falling, 1, topology=RING, channel=channel)
+    assert counter.rounds == 3 + MANY
 
 
 def data() -> list[Any]:

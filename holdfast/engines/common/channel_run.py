@@ -13,7 +13,7 @@ from torch import Tensor
 from holdfast.contract import Channel, Draw, Inbox, Peers
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import Word
-from holdfast.core.tree import has_leaves, leaves, tree_map
+from holdfast.core.tree import Tree, has_leaves, leaves, tree_map
 
 M = TypeVar("M")
 
@@ -21,28 +21,28 @@ M = TypeVar("M")
 class ChannelMemory(NamedTuple):
     """What the channel remembers of one exchange of every round."""
 
-    sender: Any
-    receiver: Any
+    sender: Tree
+    receiver: Tree
 
 
 class WithChannelState(NamedTuple):
     """The state of a method, and beside it what its channel remembers."""
 
-    state: Any
-    channel: Any
+    state: Tree
+    channel: Tree
 
 
-def with_channel_state(state: Any, channel: Any) -> Any:
+def with_channel_state(state: Tree, channel: Tree) -> Tree:
     """Both as one tree; the method's own where the channel remembers nothing."""
     return WithChannelState(state, channel) if has_leaves(channel) else state
 
 
-def split_channel_state(state: Any) -> tuple[Any, Any]:
+def split_channel_state(state: Tree) -> tuple[Tree, Tree]:
     """The inverse of ``with_channel_state``."""
     return (state.state, state.channel) if isinstance(state, WithChannelState) else (state, ())
 
 
-def new_memories(channel: Channel, messages: Iterable[Any]) -> tuple[ChannelMemory, ...]:
+def new_memories(channel: Channel, messages: Iterable[Tree]) -> tuple[ChannelMemory, ...]:
     """Those for the ``messages`` of a round; none if the channel remembers nothing."""
     memories = tuple(
         ChannelMemory(channel.init(message), channel.init_receiver(message)) for message in messages
@@ -55,16 +55,16 @@ def server_memory(*memories: ChannelMemory) -> ChannelMemory | tuple[()]:
     return memories[0]._replace(receiver=tree_map(lambda t: t[0], memories[0].receiver)) if memories else ()
 
 
-Listener = Callable[[Any, Tensor], None]
+Listener = Callable[[Tree, Tensor], None]
 """Receives what arrives of every message, rows [m, ...], and the senders [m]; in stepwise rounds only."""
 
 
 class Sent(NamedTuple):
     """A message on its way."""
 
-    message: Any
-    wire: Any
-    arrived: Any  # what receivers make of it
+    message: Tree
+    wire: Tree
+    arrived: Tree  # what receivers make of it
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,14 @@ class ChannelRun:
         """What is remembered after the exchanges so far."""
         return tuple(self._memories)
 
-    def send(self, message: Any) -> Sent:
+    def send(self, message: Tree) -> Sent:
         """``message``, rows [m, ...], encoded; what the sender remembers of it is noted."""
         sent = self._sent(message)
         if self.listener is not None:
             self.listener(sent.arrived, self.nodes)
         return sent
 
-    def _sent(self, message: Any) -> Sent:
+    def _sent(self, message: Tree) -> Sent:
         if self.channel.transparent:
             return Sent(message, message, message)
         if self._memories and self.sends >= len(self._memories):
@@ -139,13 +139,13 @@ class ChannelRun:
             return Sent(z, z, z)
         return self._through(self.channel, z, self.channel.init(z), self.nodes[rows], self._count())
 
-    def answer(self, message: Any, exchange: int, nodes: int) -> Sent:
+    def answer(self, message: Tree, exchange: int, nodes: int) -> Sent:
         """What a server of so many ``nodes`` sends to all nodes; ``message`` has one row."""
         if self.channel.down.transparent:
             return Sent(message, message, message)
         return self._through(self.channel.down, message, (), self.nodes.new_full((1,), nodes), exchange)
 
-    def broadcast(self, message: Any, nodes: int, exchange: int = 0) -> Sent:
+    def broadcast(self, message: Tree, nodes: int, exchange: int = 0) -> Sent:
         """``answer`` of a server that leads; ``message`` is the row itself."""
         if self.channel.down.transparent:
             return Sent(message, message, message)
@@ -166,7 +166,7 @@ class ChannelRun:
             lambda: self.channel.neighbour_sum(sent.message, sent.arrived, inbox.neighbour_sum, peers.degree),
         )
 
-    def from_server(self, sent: Sent, mean: Any, nodes: int) -> Inbox[Any]:
+    def from_server(self, sent: Sent, mean: Tree, nodes: int) -> Inbox[Any]:
         """What the method sees of the server's answer ``mean``, rows [m, ...]."""
         memory = self.last
         mixed, receiver = self.channel.average(
@@ -180,7 +180,7 @@ class ChannelRun:
         if not self.channel.transparent and bool(self.lost):
             raise lost_error(self.channel)
 
-    def _through(self, channel: Channel, message: Any, state: Any, nodes: Tensor, number: int) -> Sent:
+    def _through(self, channel: Channel, message: Tree, state: Tree, nodes: Tensor, number: int) -> Sent:
         wire = channel.encode(message, state, Draw(self.seed, self.round, number, nodes))
         sent = Sent(message, wire, channel.decode(wire, message))
         for before, after in zip(leaves(sent.message), leaves(sent.arrived), strict=True):
@@ -204,7 +204,7 @@ def lost_error(channel: Channel) -> HoldfastError:
     )
 
 
-def wire_like(channel: Channel, message: Any) -> Any:
+def wire_like(channel: Channel, message: Tree) -> Tree:
     """A tree like what travels of ``message``, rows [m, ...], on the device "meta"."""
     shapes = tree_map(lambda t: torch.empty_like(t, device="meta"), message)
     if channel.transparent or not has_leaves(message):

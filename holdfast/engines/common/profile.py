@@ -208,7 +208,7 @@ class Profile:
     @cached_property
     def uses(self) -> frozenset[Use]:
         """What the method asks for beyond ``exchange`` and ``mixed``."""
-        trials = [self.tails, self.one, *(self._many if self.rounds_differ else ())]
+        trials = [self.tails, self.one, *([self._many] if self.rounds_differ else [])]
         before: set[Use] = {"warm start"} if self.one.start.sent else set()
         return frozenset(before.union(*(seen.uses for trial in trials for seen in trial.seen)))
 
@@ -217,9 +217,14 @@ class Profile:
 
         Of a method led by a server, the client's message. Where rounds differ, those of one that sends most.
         """
-        one, two = self._many if self.rounds_differ and self._among_nodes else (self.one, self.two)
-        most = max(range(len(one.rounds)), key=lambda r: len(one.rounds[r].sent))
-        return self._grown(one.rounds[most].sent, two.rounds[most].sent, like)
+        if not (self.rounds_differ and self._among_nodes):
+            return self._grown(self.messages, self.two.rounds[0].sent, like)
+        many = self._many.rounds
+        most = max(range(MANY), key=lambda r: len(many[r].sent))
+        if _shapes(many[most].sent) == _shapes(self.messages):
+            return self._grown(self.messages, self.two.rounds[0].sent, like)
+        larger = tried(self.method, self.network, self.two.dim, _fair(), rounds=range(MANY))
+        return self._grown(many[most].sent, larger.rounds[most].sent, like)
 
     def sent_in(self, round: int, coins: Callable[[], Flip], like: Tensor) -> tuple[list[Tree], list[Tree]]:
         """Zeros like what a node sends before the first round, and in ``round`` where ``coins`` fall so."""
@@ -267,13 +272,9 @@ class Profile:
         return float(np.mean([self.network.at(round).directed_links for round in range(period)]))
 
     @cached_property
-    def _many(self) -> tuple[Trial, Trial]:
-        """``MANY`` rounds in both dimensions, in which coins fall this way and that."""
-        one, two = (
-            tried(self.method, self.network, trial.dim, _fair(), rounds=range(MANY))
-            for trial in (self.one, self.two)
-        )
-        return one, two
+    def _many(self) -> Trial:
+        """``MANY`` rounds in the one dimension, in which coins fall this way and that."""
+        return tried(self.method, self.network, self.one.dim, _fair(), rounds=range(MANY))
 
     def _grown(self, one: Sequence[Tree], two: Sequence[Tree], like: Tensor) -> list[Tree]:
         """Zeros in a single row: sizes are numbers, or grow with the dimension."""
@@ -309,6 +310,10 @@ class Profile:
             sizes.append((senders + (receivers if self._among_nodes else 0)) * self.network.nodes)
             sizes[-1] += 0 if self._among_nodes else receivers
         return float(sizes[1] - sizes[0])
+
+
+def _shapes(messages: Sequence[Tree]) -> list[list[torch.Size]]:
+    return [[tensor.shape for tensor in leaves(message)] for message in messages]
 
 
 def has_schedules(part: object) -> bool:

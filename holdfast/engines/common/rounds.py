@@ -12,7 +12,7 @@ from torch import Tensor
 from holdfast.contract import IDENTITY, Algorithm, Channel, Method, ServerAlgorithm
 from holdfast.core.errors import HoldfastError
 from holdfast.core.randomness import cohort, poisson_cohort
-from holdfast.core.tree import put_rows, tree_map
+from holdfast.core.tree import Tree, put_rows, tree_map
 from holdfast.core.validation import Cohort
 from holdfast.engines.common.channel_run import (
     ChannelMemory,
@@ -38,7 +38,7 @@ class ServerState(NamedTuple):
     """State of a server method."""
 
     server: Any
-    clients: Any  # rows of all clients here, kept once
+    clients: Tree  # rows of all clients here, kept once
 
 
 class Inputs(NamedTuple):
@@ -87,7 +87,7 @@ class Rounds:
         # tensor that stays where it is: rounds that are recorded write it as well.
         self.losses = torch.zeros(2, dtype=torch.float64, device=problem.x0.device)
 
-    def initial(self, counters: Counters, round: int = 0, start: Tensor | None = None) -> Any:
+    def initial(self, counters: Counters, round: int = 0, start: Tensor | None = None) -> Tree:
         """The state before ``round``, the first one.
 
         ``start``: the models [m, d] that the nodes here begin with, if not all with the problem's own. A
@@ -150,8 +150,8 @@ class Rounds:
         return self.steps[round][node]
 
     def advance(
-        self, state: Any, now: Inputs, counters: Counters, gradient: MinibatchGradient | None = None
-    ) -> Any:
+        self, state: Tree, now: Inputs, counters: Counters, gradient: MinibatchGradient | None = None
+    ) -> Tree:
         """The state after the round. ``gradient`` computes minibatch gradients, if not the problem itself."""
         if isinstance(now.method, ServerAlgorithm):
             return with_channel_state(
@@ -165,19 +165,19 @@ class Rounds:
         self._note(oracle.losses)
         return with_channel_state(after, channel_run.memories)
 
-    def models(self, state: Any) -> Tensor:
+    def models(self, state: Tree) -> Tensor:
         """The model of each node here after the last exchange, [m, d]; a server's is that of all."""
         if isinstance(self.method, ServerAlgorithm):
             return self.method.model(split_channel_state(state)[0].server).expand(len(self.nodes), -1)
         assert isinstance(self.method, Algorithm)
         return self.method.model(split_channel_state(state)[0])
 
-    def duals(self, state: Any) -> Tensor | None:
+    def duals(self, state: Tree) -> Tensor | None:
         """What the method says of ``dual``, for the nodes here."""
         own = split_channel_state(state)[0]
         return self.method.dual(own.clients if isinstance(own, ServerState) else own)
 
-    def personal(self, state: Any) -> Tensor | None:
+    def personal(self, state: Tree) -> Tensor | None:
         """What the method says of ``personal``, for the nodes here."""
         own = split_channel_state(state)[0]
         return self.method.personal(own.clients if isinstance(own, ServerState) else own)
@@ -289,7 +289,7 @@ class Rounds:
         return self.place.peers(self.network, links, self.seed, round, counters, channel_run)
 
 
-def _own_memory(clients: Any, shared: Tensor) -> Any:
+def _own_memory(clients: Tree, shared: Tensor) -> Tree:
     """``clients`` with no memory in common: rows are put back in place. Copies nothing without need."""
     taken = {shared.data_ptr()}
 

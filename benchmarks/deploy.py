@@ -1,4 +1,4 @@
-"""What a deployed exchange costs: throughput against a raw gRPC stream, peak memory, overhead over compute.
+"""What a deployed exchange costs: throughput against a raw HTTP stream, peak memory, overhead over compute.
 
 python benchmarks/deploy.py [exchange | memory] [--megabytes 500] [--rounds 2] [--repeats 3]
                             [--algorithm local-gecl] [--folder DIR]
@@ -15,7 +15,6 @@ as it is and above that of nodes with a model of 0.1 MB.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import multiprocessing
 import os
@@ -27,11 +26,12 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tomli_w
@@ -46,12 +46,21 @@ from holdfast_deploy.ops.events import Events, silence
 from holdfast_deploy.site import open_site, read_data
 from holdfast_deploy.wire.authority import make_certificates
 from holdfast_deploy.wire.credentials import load_credentials
-from holdfast_deploy.wire.protocol import CONNECTION
-
-import grpc  # isort: skip - after holdfast, which configures it
+from holdfast_deploy.wire.dial import Way
+from holdfast_deploy.wire.line import Line
+from holdfast_deploy.wire.protocol import (
+    MESSAGES,
+    STATUS,
+    Kind,
+    Peer,
+    RefusedError,
+    Sending,
+    Wanted,
+    pieces_of,
+)
+from holdfast_deploy.wire.server import Server
 
 CLASSES = 125
-RAW = "/raw/Stream"
 LEAST_RATIO = 0.7  # throughput over the raw stream's
 MOST_MEMORY = 6.0  # peak memory above an idle node's, in models
 
@@ -117,25 +126,29 @@ def serve(path: Path, raw_port: int, messages: int, ready: Event, done: Event) -
         pieces = list(published[0].chunks())
         del row
 
-        async def stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
-            for piece in pieces:
-                yield piece
+        class Raw:
+            """Answers every question for a message with the same bytes."""
 
-        async def listen() -> Any:
-            server = grpc.aio.server(options=CONNECTION)
-            _, service, method = RAW.split("/")
-            handlers = {method: grpc.unary_stream_rpc_method_handler(stream)}
-            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
-            assert node.credentials is not None
-            server.add_secure_port(f"127.0.0.1:{raw_port}", node.credentials.for_server())
-            await server.start()
+            answers: ClassVar[dict[str, Any]] = {}
+
+            @asynccontextmanager
+            async def message(self, peer: Peer, wanted: Wanted) -> AsyncIterator[Sending]:
+                size = sum(map(len, pieces))
+                yield Sending(size, size, iter(pieces))
+
+            async def submit(self, *_: Any) -> bytes:
+                raise RefusedError(Kind.NOT_ALLOWED, "no server")
+
+        async def listen() -> Server:
+            server = Server(Raw, node.credentials, node.events)
+            await server.listener.open(f"127.0.0.1:{raw_port}")
             return server
 
         node.listen(node.federation.member("a").address)
-        server = node.ask(listen)
+        server = node.waiting.run_on_loop(listen)
         ready.set()
         done.wait()
-        node.ask(lambda: server.stop(0))
+        node.waiting.run_on_loop(server.close)
 
 
 @dataclass
@@ -174,34 +187,37 @@ def measure_throughput(folder: Path, megabytes: float, repeats: int) -> list[tup
     assert pid is not None
     try:
         with session_of(path, "b") as node:
-            assert node.credentials is not None
-            credentials = node.credentials.for_client()
             tensors = node.exchange.header((1, 0), node.x0[None]).tensors
+
+            raw_line = Line(Way("a", f"127.0.0.1:{raw_port}"), node.credentials)
 
             async def fetch(exchange: int) -> Cost:
                 # Each once: a message that is asked for again is first verified by who sends it.
                 before = Cost.so_far(pid)
-                message = await (await node.link("a")).fetch(1, exchange, tensors)
+                message = await node.connections.to("a").fetch(1, exchange, tensors)
                 cost = Cost.so_far(pid) - before
                 message.path.unlink()
                 return cost
 
             async def raw() -> Cost:
-                options = [*CONNECTION, ("grpc.ssl_target_name_override", "a")]
-                address = f"127.0.0.1:{raw_port}"
-                async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
-                    await asyncio.wait_for(channel.channel_ready(), 60)
-                    before, received = Cost.so_far(pid), 0
-                    call = channel.unary_stream(RAW)(b"")
-                    while (frame := await call.read()) is not grpc.aio.EOF:
-                        received += len(frame)
-                    cost = Cost.so_far(pid) - before
+                with suppress(RefusedError):
+                    await raw_line.ask(STATUS)  # connects
+                before, received = Cost.so_far(pid), 0
+                async with raw_line.request("GET", f"{MESSAGES}/1/0") as answer:
+                    async for piece in pieces_of(answer.content):
+                        received += len(piece)
+                cost = Cost.so_far(pid) - before
                 if received != node.x0.numel() * 4:
                     raise RuntimeError("the raw stream is not of the same size")
                 return cost
 
-            node.ask(lambda: fetch(0))  # connects
-            return [(node.ask(partial(fetch, i + 1)), node.ask(raw)) for i in range(repeats)]
+            node.waiting.run_on_loop(lambda: fetch(0))  # connects
+            costs = [
+                (node.waiting.run_on_loop(partial(fetch, i + 1)), node.waiting.run_on_loop(raw))
+                for i in range(repeats)
+            ]
+            node.waiting.run_on_loop(raw_line.close)
+            return costs
     finally:
         done.set()
         server.join(60)

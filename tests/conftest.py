@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -16,9 +15,6 @@ from holdfast.api import as_network
 from holdfast.engines.common.simulation import Simulation
 from holdfast.experiments.record import RunRecord, load_record
 from holdfast_papers.dualfl import quadratics as quadratics_of_dualfl
-
-if find_spec("grpc"):  # before any test imports gRPC, which it has to configure
-    import holdfast_deploy.wire  # noqa: F401
 
 # so that an assert in these shows its values, as in a test
 pytest.register_assert_rewrite("fuzzed_federation", "report_page", "server_runs")

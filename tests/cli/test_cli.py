@@ -65,7 +65,7 @@ try:
     {statement}
 except SystemExit:
     pass
-libraries = "torch numpy pydantic sklearn matplotlib scipy networkx pandas cryptography grpc aiohttp"
+libraries = "torch numpy pydantic sklearn matplotlib scipy networkx pandas cryptography aiohttp"
 heavy = set(libraries.split()) & set(sys.modules)
 sys.exit(f"imported {{heavy}}" if heavy else 0)
 """

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from command_line import holdfast
 from federation_runs import PATIENCE, DeployedRun, Started, deploy, describe, write_federation
+from http_peers import Caller, Made, Pretender
 
 from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast_deploy.federation_file import make_federation, read_federation
@@ -26,9 +27,11 @@ from holdfast_deploy.wire.authority import (
     sign_request,
 )
 from holdfast_deploy.wire.credentials import Credentials, load_credentials, serial_of
-from holdfast_deploy.wire.dialling import RefusedForGoodError, Unreachable, look, open_channel
+from holdfast_deploy.wire.dial import Unreachable, way_to
+from holdfast_deploy.wire.line import Line
+from holdfast_deploy.wire.protocol import STATUS
+from holdfast_deploy.wire.retry import RefusedForGoodError
 from holdfast_deploy.wire.revocations import SEEN, Known, Revoked, read_revocations, revoke
-from holdfast_deploy.wire.tls import see_certificate
 from holdfast_deploy.wire.vigil import watch_certificates
 
 GECL = {"name": "local-gecl", "lr": 0.1}
@@ -119,8 +122,8 @@ def test_questions_at_once_after_a_renewal_do_not_close_each_others_connection(t
 
     async def ask() -> list[bytes]:
         link = run.members["a"].connections.to("b")
-        link._dialled = -1  # whatever the round under way has done since
-        return await asyncio.gather(*(link.say("Status", b"") for _ in range(8)))
+        link.line._version = -1  # whatever the round under way has done since
+        return await asyncio.gather(*(link.line.ask(STATUS, headers=link.said) for _ in range(8)))
 
     loop = run.members["a"].network.loop
     assert all(asyncio.run_coroutine_threadsafe(ask(), loop).result(60))
@@ -189,37 +192,36 @@ def test_a_member_that_starts_with_a_revoked_certificate_is_refused(tmp_path: Pa
 
 
 def test_whoever_answers_with_a_revoked_certificate_is_not_talked_to(tmp_path: Path) -> None:
-    """A thief at b's address has only the old certificate; gRPC accepts none but the one that was seen."""
+    """A thief at b's address has only the old certificate. It is seen before anything is asked."""
     certs = tmp_path / "certs"
     raw = describe(GECL, nodes=2, coordinator=public_key(make_key(certs)))
-    run = DeployedRun(make_federation(raw, "test"), tmp_path)
-    federation = run.federation
+    federation = make_federation(raw, "test")
     make_certificates(certs, "test", ["a", "b"], days=1)
-    stolen, a = (certs / "b.crt").read_bytes(), load_credentials(certs, "a")
-    thief = run.member("b")
-    try:
-        assert asyncio.run(look(federation, "b", a)) == stolen
-        entry = Revoked(name="b", serial=serial_of(stolen), time="today")
-        a.revocations = Known(revoked={entry.serial: entry})
-        with pytest.raises(Unreachable, match="was revoked on today"):
-            asyncio.run(look(federation, "b", a))
+    a, b = load_credentials(certs, "a"), load_credentials(certs, "b")
+    asked: list[str] = []
 
-        async def ask(shown: bytes) -> grpc.StatusCode:
-            channel = open_channel(federation, "b", a, shown)
-            try:
-                await channel.unary_unary("/holdfast.Federation/Status")(b"", timeout=10)
-            except grpc.aio.AioRpcError as error:
-                return error.code()
-            finally:
-                await channel.close()
-            return grpc.StatusCode.OK
+    def answer(question: str, body: bytes, headers: Any) -> Made:
+        asked.append(question)
+        return 200, b"{}"
 
-        assert asyncio.run(ask(stolen)) == grpc.StatusCode.OK
-        new = sign_request(certs, make_request(tmp_path / "new", "b"), ["b"], 1, replace=True).read_bytes()
-        (certs / "b.crt").write_bytes(stolen)
-        assert asyncio.run(ask(new)) == grpc.StatusCode.UNAVAILABLE
-    finally:
-        thief.close()
+    async def ask() -> None:
+        line = Line(way_to(federation, "a", "b"), a)
+        try:
+            for _ in range(3):  # one connection is used again ...
+                assert await line.ask(STATUS) == b"{}"
+            assert line.shown == b.certificate
+            entry = Revoked(name="b", serial=serial_of(b.certificate), time="today")
+            a.revocations = Known(revoked={entry.serial: entry})
+            assert "was revoked on today" in line.drop_if_revoked()  # ... until it is revoked
+            for _ in range(2):
+                with pytest.raises(Unreachable, match="was revoked on today"):
+                    await line.ask(STATUS)
+        finally:
+            await line.close()
+
+    with Pretender(federation.member("b").address, b.server_context(), answer):
+        asyncio.run(ask())
+    assert len(asked) == 3
 
 
 def test_nobody_but_the_coordinator_revokes(tmp_path: Path) -> None:
@@ -336,8 +338,10 @@ def test_new_certificates_are_shown_without_a_restart(tmp_path: Path) -> None:
         certs, b = tmp_path / "certs", load_credentials(tmp_path / "certs", "b")
 
         def shown() -> str:
-            assert member.port is not None
-            return serial_of(asyncio.run(see_certificate("127.0.0.1", member.port, "a", b)))
+            with Caller(f"127.0.0.1:{member.port}", "a", b.client_context("a")) as caller:
+                caller.connect()
+                assert isinstance(caller.sock, ssl.SSLSocket)
+                return serial_of(ssl.DER_cert_to_PEM_cert(caller.sock.getpeercert(True) or b"").encode())
 
         before = shown()
         assert before == serial_of((certs / "a.crt").read_bytes())
@@ -384,13 +388,11 @@ def test_an_organisations_own_authority_vouches_for_its_member_alone(tmp_path: P
     with pytest.raises(HoldfastError, match="does not vouch for it"):
         load_credentials(certs, "b").check("a", forged)
     with run.member("b") as member:
-        root = (certs / "b.ca.crt").read_bytes()
-        stranger = grpc.ssl_channel_credentials(root, (certs / "a.key").read_bytes(), forged)
-        options = [("grpc.ssl_target_name_override", "b")]
-        with grpc.secure_channel(f"127.0.0.1:{member.port}", stranger, options) as channel:
-            with pytest.raises(grpc.RpcError) as error:
-                channel.unary_unary("/holdfast.Federation/Status")(b"", timeout=10)
-            assert "does not vouch for it" in error.value.details()
+        stranger = Credentials((certs / "a.key").read_bytes(), forged, (certs / "b.ca.crt").read_bytes())
+        with Caller(f"127.0.0.1:{member.port}", "b", stranger.client_context("b")) as caller:
+            reply = caller.ask(STATUS)
+        assert reply.status == 410
+        assert "does not vouch for it" in reply.reason
 
 
 def test_encrypted_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,8 +411,9 @@ def test_encrypted_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert b"ENCRYPTED" not in load_credentials(home, "b").key
     run = DeployedRun(make_federation(describe(GECL, nodes=2), "test"), tmp_path)
     with run.member("a") as member:  # whoever shows the certificate has the key
-        assert member.port is not None
-        asyncio.run(see_certificate("127.0.0.1", member.port, "a", load_credentials(home, "b")))
+        context = load_credentials(home, "b").client_context("a")
+        with Caller(f"127.0.0.1:{member.port}", "a", context) as caller:
+            assert caller.ask(STATUS).status == 200
 
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(home, elsewhere)

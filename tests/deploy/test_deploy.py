@@ -25,7 +25,7 @@ from holdfast_deploy.member.node import Node
 from holdfast_deploy.member.template import state_template
 from holdfast_deploy.member.waiting import Stopped
 from holdfast_deploy.storage.messages import Header, MessageFile, specs
-from holdfast_deploy.wire.dialling import WaitLimitError
+from holdfast_deploy.wire.retry import WaitLimitError
 
 SERVER = {"topology": "server"}
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import grpc
 import pytest
 from bad_bytes import Mangler
 from federation_runs import describe
 from fuzzed_federation import (
     FEDAVG,
     GECL,
+    REFUSED,
     SERVER,
     Fuzzed,
     bad_questions,
@@ -28,27 +29,34 @@ from fuzzed_federation import (
 )
 
 from holdfast_deploy.member.server import Server
+from holdfast_deploy.storage.messages import LENGTH
+from holdfast_deploy.wire.line import Line
 from holdfast_deploy.wire.protocol import Answer, Kind, Peer, RefusedError
-
-REFUSED = {Kind.MALFORMED, Kind.DISAGREE}
 
 # --- answers: a neighbour that was asked sends nonsense ----------------------------------------------------
 
 
 class Replay:
-    """In the place of a gRPC channel: answers every call with the frames it is given."""
+    """In the place of a line to a peer: answers with what it is given, first the answer, then the bytes."""
+
+    shown, status, headers = b"", 200, dict[str, str]()
 
     def __init__(self) -> None:
-        self.frames: Iterator[bytes] = iter(())
+        self.frames: list[bytes] = []
 
-    def unary_stream(self, method: str) -> Any:
-        return lambda request, metadata: self
+    async def ask(self, question: str, body: bytes, headers: dict[str, str]) -> bytes:
+        return self.frames.pop(0)
 
-    async def read(self) -> Any:
-        return next(self.frames, grpc.aio.EOF)
+    @asynccontextmanager
+    async def request(self, method: str, path: str, headers: dict[str, str]) -> AsyncIterator[Any]:
+        self.content = self
+        yield self
 
-    def cancel(self) -> None:
-        pass
+    async def readchunk(self) -> tuple[bytes, bool]:
+        return (self.frames.pop(0), True) if self.frames else (b"", False)
+
+    def at_eof(self) -> bool:
+        return not self.frames
 
 
 @in_bulk(5_000, 50_000)
@@ -60,17 +68,17 @@ def test_fuzzed_answers_are_refused(count: int, tmp_path: Path) -> None:
 
     async def bombard() -> int:
         link = fuzzed["a"].connections.to("b")
-        real, link.channel = link.channel, replay
+        real, link.line = link.line, cast(Line, replay)
         refused = 0
         for _ in range(count):
             kind, bad = mangler.mangle(answer, frames)
-            replay.frames = iter(bad)
+            replay.frames = list(bad)
             if await refuses_answer(link, honest, frames):
                 kinds[kind] += 1
                 refused += 1
-        replay.frames = iter([json.dumps(answer).encode(), *frames])
+        replay.frames = [json.dumps(answer).encode(), *frames]
         assert not await refuses_answer(link, honest, frames)
-        link.channel, link.round = real, 0
+        link.line, link.round = real, 0
         return refused
 
     refused = fuzzed["a"].waiting.run_on_loop(bombard)
@@ -88,6 +96,11 @@ def refusal(call: pytest.ExceptionInfo[RefusedError]) -> Kind:
     return call.value.kind
 
 
+def framed(content: list[bytes]) -> list[bytes]:
+    """A header, after its length, and the numbers."""
+    return [LENGTH.pack(len(content[0])), *content]
+
+
 async def stream(content: list[bytes]) -> AsyncIterator[bytes]:
     for frame in content:
         yield frame
@@ -98,10 +111,7 @@ def test_fuzzed_questions_are_refused(count: int, tmp_path: Path) -> None:
     fuzzed = Fuzzed(describe(GECL, nodes=2), tmp_path)
     service = fuzzed["a"].service
 
-    async def fetch(peer: Peer, body: bytes) -> bytes:
-        return await anext(aiter(service.fetch(peer, body)))
-
-    methods = [fetch, service.agree, service.release]
+    methods = [service.sync, service.agree, service.release]
 
     async def bombard() -> int:
         asked = 0
@@ -131,7 +141,7 @@ def test_fuzzed_submissions_are_refused(count: int, tmp_path: Path) -> None:
         for _ in range(count):
             bad = mangler.mangle(head, frames)[1]
             try:
-                await hub.service.submit(Peer("a"), stream(bad))
+                await hub.service.submit(Peer("a"), 1, 0, stream(framed(bad)))
                 settle_submission(hub, bad[0], honest, frames)
             except RefusedError as error:
                 kinds.add(error.kind)
@@ -157,7 +167,9 @@ def test_a_message_that_cannot_be_saved_is_refused_for_now(tmp_path: Path) -> No
     hub.store.inbox.rmdir()
 
     async def submit() -> bytes:
-        return await hub.service.submit(Peer("a"), stream([honest.model_dump_json().encode(), *frames]))
+        return await hub.service.submit(
+            Peer("a"), 1, 0, stream(framed([honest.model_dump_json().encode(), *frames]))
+        )
 
     with pytest.raises(RefusedError) as refused:
         hub.waiting.run_on_loop(submit)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import random
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-import grpc
 from bad_bytes import Mangler
 from federation_runs import describe
 from fuzzed_federation import (
     FEDAVG,
     GECL,
-    REFUSED,
     SERVER,
     Fuzzed,
     bad_questions,
@@ -25,39 +24,66 @@ from fuzzed_federation import (
     refuses_answer,
     settle_submission,
 )
+from http_peers import Caller, Made, Pretender
 
 from holdfast_deploy.member.server import Server
-from holdfast_deploy.wire.protocol import SERVICE, Answer
+from holdfast_deploy.storage.messages import LENGTH
+from holdfast_deploy.wire.protocol import LINKS, MESSAGES, RELEASED, SYNC, Answer
 
 over_sockets = in_bulk(100, 3000)
 
 
-def channel_to(fuzzed: Fuzzed, server: str, client: str) -> Any:
-    """A connection with ``client``'s own good certificate that lets any size of message go out."""
-    credentials = fuzzed.run.credentials(client).for_client()
-    options = [("grpc.ssl_target_name_override", server), ("grpc.max_send_message_length", -1)]
-    return grpc.aio.secure_channel(fuzzed.run.federation.member(server).address, credentials, options)
+def caller(fuzzed: Fuzzed, server: str, client: str) -> Caller:
+    """A connection with ``client``'s own good certificate."""
+    context = fuzzed.run.credentials(client).client_context(server)
+    return Caller(fuzzed.run.federation.member(server).address, server, context)
 
 
 @over_sockets
 def test_fuzzed_questions_over_sockets(count: int, tmp_path: Path) -> None:
     fuzzed = Fuzzed(describe(GECL, nodes=2), tmp_path)
-
-    async def bombard() -> Counter[grpc.StatusCode]:
-        codes: Counter[grpc.StatusCode] = Counter()
-        async with channel_to(fuzzed, "a", "b") as channel:
-            methods = [channel.unary_unary(f"/{SERVICE}/{name}") for name in ("Agree", "Release", "Nonsense")]
-            methods.append(channel.unary_stream(f"/{SERVICE}/Fetch"))
-            questions = [*bad_questions(fuzzed["a"], Mangler(4), count), bytes(2**21), bytes(2**23)]
-            for i, text in enumerate(questions):
-                call = methods[i % 4](text, timeout=60)
-                codes[await call.code()] += 1
-        return codes
-
-    codes = fuzzed["a"].waiting.run_on_loop(bombard)
-    assert codes.keys() == REFUSED | {grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    questions = [*bad_questions(fuzzed["a"], Mangler(4), count), bytes(2**21), bytes(2**23)]
+    paths = [LINKS, RELEASED, "POST /v2/nonsense", SYNC]
+    with caller(fuzzed, "a", "b") as b:
+        statuses = Counter(b.ask(paths[i % 4], text).status for i, text in enumerate(questions))
+        odd = [
+            b.ask("GET /v2/messages/1/x").status,
+            b.ask(f"GET {MESSAGES}/1/0", If_Match="\u00e9" * 2000).status,
+            b.ask(f"GET {MESSAGES}/1/0", Range="bytes=5-2").status,
+            b.ask(f"GET {MESSAGES}/1/0", Range=f"bytes={10**17}-").status,
+            b.ask(f"PUT {MESSAGES}/1/0", b"x").status,
+            b.ask("DELETE /v2/status").status,
+        ]
+    assert statuses.keys() == {400, 409, 404}
+    assert odd == [404, 412, 400, 412, 403, 404]
     reasons = [entry.get("reason", "") for entry in fuzzed.run.log]
-    assert any("a frame above" in reason for reason in reasons)  # refused by gRPC itself, yet in our log
+    assert any("more than 262144 bytes" in reason for reason in reasons)
+    fuzzed.finish()
+
+
+@over_sockets
+def test_what_is_not_http_is_refused(count: int, tmp_path: Path) -> None:
+    """Inside TLS, with a good certificate: a mangled request is an error for its sender alone."""
+    fuzzed = Fuzzed(describe(GECL, nodes=2), tmp_path)
+    good = b"POST /v2/links HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nX: y\r\n\r\n{}"
+    draw, statuses = random.Random(8), Counter[bytes]()
+    for i in range(count):
+        bad = bytearray(good)
+        if i % 3 == 0:
+            for _ in range(draw.randint(1, 4)):
+                bad[draw.randrange(len(bad))] = draw.randrange(256)
+        elif i % 3 == 1:
+            bad[draw.randrange(len(bad)) :] = draw.randbytes(draw.choice([0, 10, 20_000]))
+        else:
+            at = draw.randrange(len(bad))
+            bad[at:at] = bad[draw.randrange(len(bad)) :]
+        with suppress(OSError), caller(fuzzed, "a", "b") as b:
+            b.connect()
+            assert b.sock is not None
+            b.sock.sendall(bytes(bad))
+            b.sock.settimeout(0.05)
+            statuses[b.sock.recv(12)[9:]] += 1
+    assert not any(status.startswith((b"2", b"5")) for status in statuses), statuses
     fuzzed.finish()
 
 
@@ -68,29 +94,21 @@ def test_fuzzed_submissions_over_sockets(count: int, tmp_path: Path) -> None:
     head, mangler, hub = honest.model_dump(mode="json"), Mangler(5), fuzzed["hub"]
     assert isinstance(hub.program, Server)
     hub.exchange.message_round = 1
-    frames_too_large = [[bytes(2**22)], [json.dumps(head).encode(), bytes(2**22)]]
-
-    async def bombard() -> Counter[grpc.StatusCode]:
-        codes: Counter[grpc.StatusCode] = Counter()
-        async with channel_to(fuzzed, "hub", "a") as channel:
-            submit = channel.stream_unary(f"/{SERVICE}/Submit")
-            for bad in [*(mangler.mangle(head, frames)[1] for _ in range(count)), *frames_too_large]:
-                code = await submit(iter(bad), timeout=60).code()
-                codes[code] += 1
-                if code is grpc.StatusCode.OK:
-                    settle_submission(hub, bad[0], honest, frames)
-        return codes
-
-    codes = hub.waiting.run_on_loop(bombard)
-    # INTERNAL is what our own end says when the other has refused a message before all of it was sent.
-    refused = codes[grpc.StatusCode.INVALID_ARGUMENT] + codes[grpc.StatusCode.INTERNAL]
-    assert refused > 0.9 * count
-    assert codes.keys() <= REFUSED | {
-        grpc.StatusCode.OK,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-    }
-    assert hub.events.complaints["refused"] >= refused
+    too_large = [[bytes(2**22)], [json.dumps(head).encode(), bytes(2**22)]]
+    statuses = Counter[int]()
+    with caller(fuzzed, "hub", "a") as a:
+        for bad in [*(mangler.mangle(head, frames)[1] for _ in range(count)), *too_large]:
+            body = LENGTH.pack(len(bad[0])) + b"".join(bad)
+            try:
+                status = a.ask(f"PUT {MESSAGES}/1/0", body).status
+            except (OSError, HTTPException):  # refused before all of it was sent
+                status = 400
+            statuses[status] += 1
+            if status == 200:
+                settle_submission(hub, bad[0], honest, frames)
+    assert statuses[400] > 0.9 * count
+    assert statuses.keys() <= {200, 400, 409}
+    assert hub.events.complaints["refused"] >= statuses[400]
     hub.exchange.message_round = 0
     fuzzed.finish()
 
@@ -104,19 +122,15 @@ def test_fuzzed_answers_over_sockets(count: int, tmp_path: Path) -> None:
     answer, mangler = Answer(round=1, header=honest).model_dump(mode="json"), Mangler(6)
     told = 0
 
-    async def nonsense(request: bytes, context: Any) -> AsyncIterator[bytes]:
-        nonlocal told
-        told += 1
-        for frame in mangler.mangle(answer, frames)[1]:
-            yield frame
+    bad: list[bytes] = []
 
-    async def pretend() -> Any:
-        server = grpc.aio.server()
-        handlers = {"Fetch": grpc.unary_stream_rpc_method_handler(nonsense)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        server.add_secure_port(federation.member("b").address, fuzzed.run.credentials("b").for_server())
-        await server.start()
-        return server
+    def nonsense(question: str, body: bytes, headers: Any) -> Made:
+        nonlocal told, bad
+        if question == SYNC:
+            told += 1
+            bad = mangler.mangle(answer, frames)[1]
+            return 200, bad[0]
+        return 200, b"".join(bad[1:])
 
     async def bombard() -> int:
         link = a.connections.to("b")
@@ -124,7 +138,8 @@ def test_fuzzed_answers_over_sockets(count: int, tmp_path: Path) -> None:
         link.round = 0
         return sum(refused)
 
-    server = a.waiting.run_on_loop(pretend)
+    context = fuzzed.run.credentials("b").server_context()
+    server = Pretender(federation.member("b").address, context, nonsense)
     assert a.waiting.run_on_loop(bombard) > 0.9 * count
     assert told == count
     mangler.random.seed(7)
@@ -132,6 +147,6 @@ def test_fuzzed_answers_over_sockets(count: int, tmp_path: Path) -> None:
     running.start()
     while a.events.complaints["a message was refused"] < 5:
         time.sleep(0.01)
-    asyncio.run_coroutine_threadsafe(server.stop(0), fuzzed.network.loop).result()
+    server.close()
     fuzzed.run.members["b"] = fuzzed.run.member("b", fuzzed.network)
     fuzzed.finish(running={"a": running})

@@ -18,7 +18,7 @@ from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.storage.links import PutBackError
 from holdfast_deploy.storage.messages import DamagedError, MessageFile
-from holdfast_deploy.wire.dialling import RefusedForGoodError
+from holdfast_deploy.wire.retry import RefusedForGoodError
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 RING = {"topology": "ring"}

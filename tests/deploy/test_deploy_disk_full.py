@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import socket
+import ssl
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,13 @@ from member_processes import PATIENCE, Members
 from holdfast.core.errors import DAMAGED, HoldfastError
 from holdfast.privacy.budget import DP
 from holdfast_deploy.federation_file import make_federation
+from holdfast_deploy.member.network import NetworkThread
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.storage.privacy_spent import Spent
 from holdfast_deploy.storage.results import RoundRecord
-from holdfast_deploy.wire.doorkeeper import MOST_FROM_ONE_ADDRESS, MOST_OF_ONE_MEMBER, Doorkeeper
+from holdfast_deploy.wire.authority import make_certificates
+from holdfast_deploy.wire.credentials import load_credentials
+from holdfast_deploy.wire.listener import MOST_FROM_ONE_ADDRESS, MOST_OF_ONE_MEMBER, Listener
 
 FILES = 256  # that a member may open
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
@@ -80,7 +85,7 @@ def is_closed(connection: socket.socket) -> bool:
     connection.setblocking(False)
     try:
         return connection.recv(1) == b""
-    except BlockingIOError:
+    except (BlockingIOError, ssl.SSLWantReadError):
         return False
     except OSError:
         return True
@@ -109,50 +114,85 @@ def test_idle_connections_of_a_stranger_stop_nobody(topology: str, tmp_path: Pat
         assert set(idle) == {"127.0.0.1"}
 
 
-@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_the_oldest_strangers_have_to_go_and_members_stay(family: socket.AddressFamily) -> None:
+class Guest(asyncio.Protocol):
+    """Whatever comes counts as a question."""
+
+    listener: Listener
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.listener.admit(self.transport)
+
+
+@contextmanager
+def listening(folder: Path, address: str, log: list[dict[str, Any]]) -> Iterator[Listener]:
+    """A member called a that listens, in a thread of its own."""
+    make_certificates(folder, "test", ["a", "b", "c"], days=90)
+    network = NetworkThread()
+
+    async def begin() -> Listener:
+        listener = Listener(Guest, load_credentials(folder, "a"), Events("a", log.append))
+        Guest.listener = listener
+        await listener.open(address)
+        return listener
+
+    async def end() -> None:
+        listener.close()
+
+    listener = asyncio.run_coroutine_threadsafe(begin(), network.loop).result()
+    try:
+        yield listener
+    finally:
+        asyncio.run_coroutine_threadsafe(end(), network.loop).result()
+        network.close()
+
+
+def member_of(folder: Path, name: str, port: int) -> ssl.SSLSocket:
+    """A connection with a certificate."""
+    context = load_credentials(folder, name).client_context("a")
+    return context.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="a")
+
+
+def end_up_closed(connections: Sequence[socket.socket], closed: list[bool]) -> None:
+    until = time.monotonic() + 30
+    while (found := [is_closed(connection) for connection in connections]) != closed:
+        assert time.monotonic() < until, found
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::]:0"])
+def test_the_oldest_strangers_have_to_go_and_members_stay(address: str, tmp_path: Path) -> None:
     """40 connections, of which the very first is a member's; IPv6 sockets take in IPv4 as well."""
-    dual = family == socket.AF_INET6
     log: list[dict[str, Any]] = []
-    with ExitStack() as stack:
-        host = "::" if dual else "127.0.0.1"
-        listener = socket.create_server((host, 0), family=family, dualstack_ipv6=dual, backlog=64)
-        port = stack.enter_context(listener).getsockname()[1]
-        callers = []
-        door = Doorkeeper(100, Events("a", log.append), port)
-        for _ in range(MOST_FROM_ONE_ADDRESS + 8):
-            callers += connect(f"127.0.0.1:{port}", 1)
+    with listening(tmp_path, address, log) as listener, ExitStack() as stack:
+        callers: list[socket.socket] = [stack.enter_context(member_of(tmp_path, "b", listener.port))]
+        while not listener.members:
+            time.sleep(0.01)
+        for _ in range(MOST_FROM_ONE_ADDRESS + 7):
+            callers += connect(f"127.0.0.1:{listener.port}", 1)
             stack.enter_context(callers[-1])
-            stack.enter_context(listener.accept()[0])
-            if len(callers) <= 8:
-                door.look()  # these are the oldest
-        door.welcome(_peer(callers[0]), "b")
-        for _ in range(2):  # ended connections are there until their owner closes them
-            assert door.look() == 7
-            assert [is_closed(caller) for caller in callers] == [False, *7 * [True], *32 * [False]]
-    assert [entry["peer"] for entry in log] == ["127.0.0.1"]
+        end_up_closed(callers, [False, *7 * [True], *32 * [False]])
+    assert {entry["peer"] for entry in log} == {"127.0.0.1"}
 
 
-def test_of_a_member_with_too_many_connections_the_ones_unused_for_longest_have_to_go() -> None:
+def test_of_a_member_with_too_many_connections_the_ones_unused_for_longest_have_to_go(tmp_path: Path) -> None:
     """It shows a certificate on each, so it is no stranger; other members need room, too."""
     log: list[dict[str, Any]] = []
-    with ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=64))
-        port = listener.getsockname()[1]
-        door, callers = Doorkeeper(100, Events("a", log.append), port), list[socket.socket]()
-        for i in range(MOST_OF_ONE_MEMBER + 8):
-            callers += connect(f"127.0.0.1:{port}", 1)
-            stack.enter_context(callers[-1])
-            stack.enter_context(listener.accept()[0])
-            door.welcome(_peer(callers[-1]), "b" if i == 1 else "c")
-        door.welcome(_peer(callers[0]), "c")  # it is used again
-        assert door.look() == 7
-        assert [is_closed(caller) for caller in callers] == [False, False, *7 * [True], *31 * [False]]
-    assert [entry["peer"] for entry in log] == ["c"]
-
-
-def _peer(caller: socket.socket) -> str:
-    return f"ipv4:127.0.0.1:{caller.getsockname()[1]}"
+    with listening(tmp_path, "127.0.0.1:0", log) as listener, ExitStack() as stack:
+        callers = list[ssl.SSLSocket]()
+        for i in range(MOST_OF_ONE_MEMBER + 1):
+            callers.append(stack.enter_context(member_of(tmp_path, "b" if i == 1 else "c", listener.port)))
+            while len(listener.members) < i + 1:
+                time.sleep(0.01)
+        callers[0].sendall(b"hello")  # it is used again
+        while next(iter(listener.members.values())).name != "b":
+            time.sleep(0.01)
+        for _ in range(7):
+            callers.append(stack.enter_context(member_of(tmp_path, "c", listener.port)))
+        end_up_closed(callers, [False, False, *7 * [True], *31 * [False]])
+    assert {entry["peer"] for entry in log} == {"c"}
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from holdfast_deploy.storage.links import Dependencies
 from holdfast_deploy.storage.messages import DamagedError, Header, MessageFile, specs
 from holdfast_deploy.storage.outbox import Outbox
 from holdfast_deploy.storage.store import Store
-from holdfast_deploy.wire.links import Connection
+from holdfast_deploy.wire.client import Connection
+from holdfast_deploy.wire.server import Server
 from holdfast_deploy.wire.service import Service
 
 GOSSIP = {"name": "gossip", "lr": 0.1}
@@ -62,7 +63,8 @@ def test_a_member_that_goes_on_while_it_is_asked_hands_out_what_it_had_published
             theirs,
             lambda error: None,
         )
-        server, _ = await service.listen(federation.member("b").address, None)
+        server = Server(lambda: service, None, events)
+        await server.listener.open(federation.member("b").address)
         ours = Dependencies("a", "0" * 16, members)
         inbox = tmp_path / "inbox-of-a"
         link = Connection(federation, "a", "b", "start", inbox, None, Events("a", silence), {}, ours)
@@ -70,7 +72,7 @@ def test_a_member_that_goes_on_while_it_is_asked_hands_out_what_it_had_published
             return await link.fetch(2, 0, specs(numbers))
         finally:
             await link.close()
-            await server.stop(0)
+            await server.close()
             service.close()
             store.close()
 

@@ -21,7 +21,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation_file import make_federation, read_federation
 from holdfast_deploy.member.network import NetworkThread
 from holdfast_deploy.member.server import Server
-from holdfast_deploy.wire.dialling import WaitLimitError
+from holdfast_deploy.wire.retry import WaitLimitError
 
 GECL = {"name": "local-gecl", "lr": 0.1}
 SERVER = {"topology": "server"}

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import torch
 from federation_runs import DeployedRun, describe
 from fuzzed_federation import Fuzzed
+from http_peers import Caller, Made, Pretender, submission
 
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.member.server import Server
 from holdfast_deploy.member.session import Session
-from holdfast_deploy.storage.messages import Header, write_message
-from holdfast_deploy.wire.dialling import WaitLimitError
-from holdfast_deploy.wire.protocol import SERVICE
+from holdfast_deploy.storage.messages import Header, MessageFile, write_message
+from holdfast_deploy.wire.protocol import MESSAGES, RELEASED
+from holdfast_deploy.wire.retry import WaitLimitError
 from holdfast_deploy.wire.service import Answer, Ask
 
 PATIENCE = 60.0  # seconds; far more than any of this takes
@@ -29,11 +32,10 @@ SERVER = {"network": {"topology": "server"}}
 SLOW_LINE = "holdfast_deploy.federation.SLOWEST"
 
 
-def channel_to(run: DeployedRun, server: str, client: str) -> Any:
+def caller(run: DeployedRun, server: str, client: str) -> Caller:
     """A connection with ``client``'s own good certificate."""
-    credentials = run.credentials(client).for_client()
-    options = [("grpc.ssl_target_name_override", server), ("grpc.use_local_subchannel_pool", 1)]
-    return grpc.aio.secure_channel(run.federation.member(server).address, credentials, options)
+    context = run.credentials(client).client_context(server)
+    return Caller(run.federation.member(server).address, server, context, PATIENCE)
 
 
 def message(hub: Session, folder: Path, tree: Any, **fields: int) -> tuple[Header, list[bytes]]:
@@ -62,22 +64,11 @@ def test_an_averaging_server_takes_in_only_what_is_due(tmp_path: Path) -> None:
         "one vector too many": ({"round": due, "exchange": exchange}, (vector, vector, vector)),
     }
 
-    async def submit() -> dict[str, grpc.StatusCode]:
-        codes = {}
-        async with channel_to(fuzzed.run, "hub", "a") as channel:
-            for kind, (fields, tree) in bad.items():
-                filled = _zeros(tree)
-                header, pieces = message(hub, tmp_path, filled, **fields)
-                call = channel.stream_unary(f"/{SERVICE}/Submit")(
-                    iter([header.model_dump_json().encode(), *pieces]), timeout=PATIENCE
-                )
-                codes[kind] = await call.code()
-        return codes
-
-    codes = hub.waiting.run_on_loop(submit)
-    # INTERNAL is what our own end says when the other has refused a message before all of it was sent.
-    refused = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.INTERNAL}
-    assert {kind for kind, code in codes.items() if code not in refused} == set()
+    for kind, (fields, tree) in bad.items():
+        header, pieces = message(hub, tmp_path, _zeros(tree), **fields)
+        path = f"PUT {MESSAGES}/{header.round}/{header.exchange}"
+        with caller(fuzzed.run, "hub", "a") as a:
+            assert a.ask(path, submission(header, pieces)).status == 400, kind
     assert not hub.program.clients.arrivals
     fuzzed.finish()
 
@@ -94,7 +85,7 @@ def _zeros(tree: Any) -> Any:
 
 @pytest.mark.parametrize("method", ["fedavg", "local-gecl"])
 def test_of_one_client_there_is_one_unfinished_message(method: str, tmp_path: Path) -> None:
-    """40 messages of 2 MiB over five connections, each without its last piece."""
+    """30 messages of 2 MiB, each without its last piece."""
     raw = describe(
         {"name": method, "lr": 0.1, "local_steps": 2},
         nodes=2,
@@ -110,38 +101,28 @@ def test_of_one_client_there_is_one_unfinished_message(method: str, tmp_path: Pa
     header, pieces = message(hub, tmp_path, tree, round=key[0], exchange=key[1])
     assert len(pieces) > 2
 
-    over = asyncio.Event()
+    over, body = threading.Event(), submission(header, pieces)
 
-    async def unfinished() -> AsyncIterator[bytes]:
-        yield header.model_dump_json().encode()
-        for piece in pieces[:-1]:
-            yield piece
-        await over.wait()
+    def unfinished() -> Iterator[bytes]:
+        yield body[: -len(pieces[-1])]
+        over.wait(PATIENCE)
 
-    async def flood() -> tuple[int, int]:
-        channels = [channel_to(fuzzed.run, "hub", "a") for _ in range(5)]
-        calls = [
-            asyncio.ensure_future(
-                channels[i % 5].stream_unary(f"/{SERVICE}/Submit")(unfinished(), timeout=PATIENCE)
-            )
-            for i in range(40)
-        ]
-        try:
-            async with asyncio.timeout(PATIENCE / 2):
-                while sum(call.done() for call in calls) < 39:
-                    await asyncio.sleep(0.05)
-            files = len(list(hub.store.inbox.iterdir()))
-            assert not any(call.exception() is None for call in calls if call.done())
-            return files, hub.service.gate.calls["a"]
-        finally:
-            over.set()
-            await asyncio.wait(calls)
-            for channel in channels:
-                await channel.close()
+    def flood() -> None:
+        with caller(fuzzed.run, "hub", "a") as a, suppress(OSError, HTTPException):
+            a.ask(f"PUT {MESSAGES}/{key[0]}/{key[1]}", unfinished(), Content_Length=str(len(body)))
 
-    files, calls = hub.waiting.run_on_loop(flood)
-    assert files == 1
-    assert calls == 1
+    threads = [threading.Thread(target=flood, daemon=True) for _ in range(30)]
+    for thread in threads:
+        thread.start()
+    until = time.monotonic() + PATIENCE / 2
+    while hub.events.complaints["refused"] < 29:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert len(list(hub.store.inbox.iterdir())) == 1
+    assert hub.service.gate.calls["a"] == 1
+    over.set()
+    for thread in threads:
+        thread.join(PATIENCE)
 
     async def calm() -> None:
         while list(hub.store.inbox.iterdir()):
@@ -154,30 +135,9 @@ def test_of_one_client_there_is_one_unfinished_message(method: str, tmp_path: Pa
 # --- waiting is limited, whatever others claim -------------------------------------------------------------
 
 
-class Pretender:
-    """Answers in the place of node b, with its good certificate, whatever ``fetch`` makes up."""
-
-    def __init__(
-        self, run: DeployedRun, node: Session, fetch: Callable[[bytes, Any], AsyncIterator[bytes]]
-    ) -> None:
-        self.run, self.node, self.fetch = run, node, fetch
-        self.server: Any = None
-
-    def __enter__(self) -> Pretender:
-        self.node.waiting.run_on_loop(self._start)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        stopping = asyncio.run_coroutine_threadsafe(self.server.stop(0), self.node.network.loop)
-        stopping.result()
-
-    async def _start(self) -> None:
-        self.server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
-        handlers = {"Fetch": grpc.unary_stream_rpc_method_handler(self.fetch)}
-        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        address = self.run.federation.member("b").address
-        self.server.add_secure_port(address, self.run.credentials("b").for_server())
-        await self.server.start()
+def pretending(run: DeployedRun, answer: Callable[[str, bytes, Any], Made]) -> Pretender:
+    """Answers in the place of node b, with its good certificate."""
+    return Pretender(run.federation.member("b").address, run.credentials("b").server_context(), answer)
 
 
 def ends_waiting(member: Session) -> None:
@@ -204,12 +164,12 @@ def test_a_neighbour_cannot_be_waited_for_longer_by_claiming_round_after_round(t
     run = DeployedRun(make_federation(raw, "test"), tmp_path)
     claimed = 0
 
-    async def fetch(request: bytes, context: Any) -> AsyncIterator[bytes]:
+    def answer(question: str, body: bytes, headers: Any) -> Made:
         nonlocal claimed
         claimed += 1
-        yield Answer(round=claimed).model_dump_json().encode()
+        return 200, Answer(round=claimed).model_dump_json().encode()
 
-    with run.member("a") as node, Pretender(run, node, fetch):
+    with run.member("a") as node, pretending(run, answer):
         ends_waiting(node)
 
 
@@ -231,18 +191,23 @@ def test_a_neighbour_cannot_be_waited_for_longer_by_sending_piece_after_piece(
     with run.member("a") as node:
         vector = torch.zeros(1, node.x0.numel())
 
-        async def fetch(request: bytes, context: Any) -> AsyncIterator[bytes]:
-            ask = Ask.model_validate_json(request)
-            header = node.exchange.header((ask.round, ask.exchange), vector).model_copy(
-                update={"sender": "b", "round": ask.round}
-            )
-            written = write_message(tmp_path / f"{ask.round}", header, vector)
-            yield Answer(round=ask.round, header=written.header).model_dump_json().encode()
-            for piece in written.chunks():
-                await asyncio.sleep(1.0)
+        def slowly(path: Path) -> Iterator[bytes]:
+            for piece in MessageFile(path).chunks():
+                time.sleep(1.0)
                 yield piece
 
-        with Pretender(run, node, fetch):
+        def answer(question: str, body: bytes, headers: Any) -> Made:
+            if question.startswith("GET"):
+                return 200, slowly(tmp_path / question.split("/")[-2])
+            ask = Ask.model_validate_json(body)
+            where = (ask.round, ask.exchange)
+            header = node.exchange.header(where, vector).model_copy(update={"sender": "b"})
+            if not (tmp_path / f"{ask.round}").exists():
+                write_message(tmp_path / f"{ask.round}", header, vector)
+            header = MessageFile(tmp_path / f"{ask.round}").header
+            return 200, Answer(round=ask.round, header=header).model_dump_json().encode()
+
+        with pretending(run, answer):
             ends_waiting(node)
 
 
@@ -254,15 +219,17 @@ def test_a_server_cannot_be_made_to_wait_longer_by_questions(method: str, tmp_pa
     with run.member("hub") as hub:
         ask = Ask(federation=run.federation.id, start=hub.start, round=1, exchange=0)
 
-        async def pester() -> None:
-            async with channel_to(run, "hub", "a") as channel:
-                release = channel.unary_unary(f"/{SERVICE}/Release")
-                while True:
-                    await release(ask.model_dump_json().encode(), timeout=PATIENCE)
-                    await asyncio.sleep(0.05)
+        stop = threading.Event()
 
-        pestering = asyncio.run_coroutine_threadsafe(pester(), hub.network.loop)
+        def pester() -> None:
+            with caller(run, "hub", "a") as a, suppress(OSError, HTTPException):
+                while not stop.wait(0.05):
+                    a.ask(RELEASED, ask.model_dump_json().encode())
+
+        pestering = threading.Thread(target=pester, daemon=True)
+        pestering.start()
         try:
             ends_waiting(hub)
         finally:
-            pestering.cancel()
+            stop.set()
+            pestering.join(PATIENCE)

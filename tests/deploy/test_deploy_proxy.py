@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 import torch
 from connect_proxy import ConnectProxy
@@ -20,12 +19,14 @@ from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.keys import make_key, public_key
 from holdfast_deploy.wire.authority import make_certificates, make_request, sign_request
 from holdfast_deploy.wire.credentials import Credentials, load_credentials, serial_of
-from holdfast_deploy.wire.dialling import Unreachable, look, open_channel
+from holdfast_deploy.wire.dial import Unreachable, way_to
+from holdfast_deploy.wire.line import Line
+from holdfast_deploy.wire.protocol import STATUS, RefusedError
 from holdfast_deploy.wire.proxies import proxy_to
 from holdfast_deploy.wire.revocations import Revoked, revoke
 
 GOSSIP = {"name": "gossip", "lr": 0.1}
-VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy")
+VARIABLES = ("https_proxy", "http_proxy", "no_proxy")
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_nothing_is_fetched_from_a_member_whose_certificate_is_revoked(
 
 @pytest.mark.parametrize("proxy", ["proxy"], indirect=True)
 def test_a_proxy_gains_nothing_by_showing_two_certificates(proxy: ConnectProxy, tmp_path: Path) -> None:
-    """We look at b's new certificate; then the proxy connects us to a thief, who has the one before."""
+    """We talk to b, with its new certificate; then the proxy connects us to a thief with the old one."""
     ours, thief = revoked_peer(tmp_path)
     federation, place = ours.federation, ours.federation.member("b").address
     new_folder = tmp_path / "new" / "certs-b"
@@ -105,25 +106,26 @@ def test_a_proxy_gains_nothing_by_showing_two_certificates(proxy: ConnectProxy, 
     (behind,) = free_ports(1)
     a = load_credentials(tmp_path / "certs-a", "a", federation.coordinator)
 
-    async def ask(shown: bytes | None) -> grpc.StatusCode:
-        channel = open_channel(federation, "b", a, shown)
-        try:
-            await channel.unary_unary("/holdfast.Federation/Status")(b"", timeout=10)
-        except grpc.aio.AioRpcError as error:
-            return error.code()
-        finally:
-            await channel.close()
-        return grpc.StatusCode.OK
+    async def ask() -> list[str]:
+        """What becomes of three questions; after the first, the connections end and go to the thief."""
+        line, became = Line(way_to(federation, "a", "b"), a), list[str]()
+        for _ in range(3):
+            try:
+                await line.ask(STATUS, headers={})
+                became.append("answered")
+            except (Unreachable, RefusedError) as error:
+                became.append(str(error))
+            assert line.shown in (b"", new)
+            proxy.elsewhere[int(place.rpartition(":")[2])] = behind
+            line._abort()
+        await line.close()
+        return became
 
+    new = (new_folder / "b.crt").read_bytes()
     with thief.member("b", listen=f"127.0.0.1:{behind}"), Apart(federation, tmp_path / "new").member("b"):
-        new = asyncio.run(look(federation, "b", a))
-        assert new == (new_folder / "b.crt").read_bytes()
-        assert asyncio.run(ask(new)) == grpc.StatusCode.OK
-        proxy.elsewhere[int(place.rpartition(":")[2])] = behind
-        assert asyncio.run(ask(None)) == grpc.StatusCode.OK  # it is the thief that gRPC alone accepts
-        assert asyncio.run(ask(new)) == grpc.StatusCode.UNAVAILABLE
-        with pytest.raises(Unreachable, match="was revoked on today"):
-            asyncio.run(look(federation, "b", a))
+        first, *others = asyncio.run(ask())
+    assert first == "answered"
+    assert all("was revoked on today" in reason for reason in others)
 
 
 @pytest.mark.parametrize("proxy", ["proxy"], indirect=True)
@@ -147,17 +149,15 @@ def test_members_who_dial_one_another_through_a_proxy_take_part(
     ("environment", "found"),
     [
         ({}, None),
-        ({"HTTPS_PROXY": "http://p:1"}, None),  # gRPC does not read it
+        ({"HTTPS_PROXY": "http://p:1"}, None),
         ({"https_proxy": "http://p:1", "http_proxy": "http://q:1"}, "p"),
-        ({"grpc_proxy": "http://r:1", "https_proxy": "http://p:1"}, "r"),
         ({"http_proxy": "http://u:w@q:1"}, "q"),
         ({"https_proxy": "socks5://p:1"}, None),
         ({"https_proxy": "http://p:1", "no_proxy": "x.org, .Example.org"}, None),
         ({"https_proxy": "http://p:1", "no_proxy": "x.org"}, "p"),
-        ({"https_proxy": "http://p:1", "no_proxy": ".example.org", "no_grpc_proxy": "x.org"}, "p"),
     ],
 )
-def test_the_proxy_is_the_one_that_grpc_takes(environment: dict[str, str], found: str | None) -> None:
+def test_the_proxy_is_the_one_in_the_environment(environment: dict[str, str], found: str | None) -> None:
     proxy = proxy_to("b.example.org", environment)
     assert (proxy.host if proxy else None) == found
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import torch
 from federation_runs import DeployedRun, Started, calm_run, describe
@@ -15,8 +15,9 @@ from relay_runs import relayed, relaying
 
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.relay.parcels import RELAY_SERVICE, CardAsk
-from holdfast_deploy.relay.relay import Relay
+from holdfast_deploy.relay.relay import End, Relay
+from holdfast_deploy.wire.credentials import Credentials
+from holdfast_deploy.wire.dial import Unreachable, reach_relay
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 
@@ -49,7 +50,7 @@ def test_through_a_relay_the_models_are_those_of_the_direct_run(case: str, tmp_p
     assert run.federation.id == calm.federation.id
     with relaying(run) as relay:
         run.carry_out()
-        assert relay.parcels > 0
+        assert relay.joined > 0
     assert not run.errors
     for name, model in calm.models.items():
         assert torch.equal(run.models[name], model)
@@ -70,66 +71,72 @@ def test_a_relay_that_loses_everything_again_and_again_changes_nothing(tmp_path:
     assert all(torch.equal(run.models[name], model) for name, model in calm.models.items())
 
 
-class EvilRelay(Relay):
-    """Repeats, reorders, changes and reflects parcels, all drawn from a seed."""
+class EvilEnd(End):
+    """Repeats, changes, drops and reflects what passes, all drawn from a seed."""
 
     draw, tricks = random.Random(0), 0
 
-    async def send(self, frames: AsyncIterator[bytes], context: Any) -> bytes:
-        return await super().send(self.spoiled(frames), context)
+    def data_received(self, data: bytes) -> None:
+        trick = EvilEnd.draw.randrange(80) if self.other is not None else -1
+        EvilEnd.tricks += 0 <= trick < 5
+        if trick == 0:  # once more
+            super().data_received(data)
+        elif trick == 1:
+            at = self.draw.randrange(len(data))
+            data = data[:at] + bytes([data[at] ^ 1 << self.draw.randrange(8)]) + data[at + 1 :]
+        elif trick == 2:
+            return
+        elif trick == 3:
+            self.transport.write(data)
+        elif trick == 4:
+            data = data[: self.draw.randrange(len(data))]
+        super().data_received(data)
 
-    async def spoiled(self, frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        yield await anext(aiter(frames))  # the address
-        seen: list[bytes] = []
-        async for frame in frames:
-            seen.append(frame)
-            trick = self.draw.randrange(16)
-            self.tricks += trick < 4
-            if trick == 0:  # an old one again
-                yield self.draw.choice(seen)
-            elif trick == 1:  # changed, and lost
-                at = self.draw.randrange(len(frame))
-                yield frame[:at] + bytes([frame[at] ^ 1 << self.draw.randrange(8)]) + frame[at + 1 :]
-                continue
-            elif trick == 2:  # an answer as a question, and a question as an answer
-                yield bytes([frame[0] ^ 1]) + frame[1:]
-            elif trick == 3:  # the last one first
-                yield bytes([frame[0] | 2]) + frame[1:]
-            yield frame
+
+class EvilRelay(Relay):
+    """Spoils what passes."""
+
+    def end(self) -> End:
+        return EvilEnd(self)
 
 
 def test_an_evil_relay_can_delay_but_not_deceive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast_deploy.wire.links.SILENCE", 1.0)  # what it lost is soon asked again
+    for module in ("line", "protocol"):
+        monkeypatch.setattr(f"holdfast_deploy.wire.{module}.SILENCE", 2.0)  # what it lost is soon asked again
+    for module in ("dial", "listener", "relayed"):
+        monkeypatch.setattr(f"holdfast_deploy.wire.{module}.HANDSHAKE", 2.0)
     monkeypatch.setattr("holdfast_deploy.wire.service.PATIENCE", 0.5)
     direct = describe(GECL, rounds=6)
     calm = calm_run(direct)
     run = DeployedRun(make_federation(relayed(direct, "abc"), "test"), tmp_path)
-    with relaying(run, EvilRelay) as relay:
+    with relaying(run, EvilRelay):
         run.carry_out()
-        assert isinstance(relay, EvilRelay)
-        assert relay.tricks > 10
+    assert EvilEnd.tricks > 10
     assert not run.errors
     assert all(torch.equal(run.models[name], model) for name, model in calm.models.items())
-    assert any(entry["event"] == "a parcel was refused" for entry in run.log)
 
 
 def test_strangers_cannot_use_the_relay(tmp_path: Path) -> None:
     run = DeployedRun(make_federation(relayed(describe(GECL), "abc"), "test"), tmp_path)
     other = DeployedRun(run.federation, tmp_path / "other").credentials("a")
     own = run.credentials("relay")  # of the federation's authority, but no member's
-    address = run.federation.relay.address
-    options = [("grpc.ssl_target_name_override", "relay"), ("grpc.use_local_subchannel_pool", 1)]
-    ask = CardAsk(of="a", scope=run.federation.id).model_dump_json().encode()
+    assert run.federation.relay is not None
+    stranger = replace(other, authority=own.authority)
+
+    async def say(credentials: Credentials, verb: str) -> bytes:
+        relay = run.federation.relay
+        assert relay is not None
+        transport, said = await reach_relay(relay.name, relay.address, credentials, verb)
+        try:
+            return await asyncio.wait_for(said.until(b"\n"), 20)
+        finally:
+            transport.abort()
+
     with relaying(run):
-        for credentials, code in ((other, "UNAVAILABLE"), (own, "PERMISSION_DENIED")):
-            channel_credentials = grpc.ssl_channel_credentials(
-                own.authority, credentials.key, credentials.certificate
-            )
-            with grpc.secure_channel(address, channel_credentials, options=options) as channel:
-                for method in ("Card", "Send", "Receive"):
-                    with pytest.raises(grpc.RpcError) as refused:
-                        list(channel.stream_stream(f"/{RELAY_SERVICE}/{method}")(iter([ask]), timeout=20))
-                    assert refused.value.code().name == code
+        for verb in ("LISTEN\n", "CALL a\n", f"ACCEPT {'0' * 32}\n"):
+            assert asyncio.run(say(own, verb)) == b"NO not a member of the federation"
+            with pytest.raises((EOFError, OSError, Unreachable)):
+                asyncio.run(say(stranger, verb))
 
 
 @pytest.mark.parametrize(

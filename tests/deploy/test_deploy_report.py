@@ -12,7 +12,7 @@ from holdfast.cli.run import report
 from holdfast.experiments.record import load_record, overlaid
 from holdfast.report.verdict import troubles
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.wire.dialling import WaitLimitError
+from holdfast_deploy.wire.retry import WaitLimitError
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 

@@ -6,24 +6,25 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent import futures
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from federation_runs import deploy, describe, forked_member, write_federation
+from http_peers import Caller, Made, Pretender
 
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.wire.authority import make_certificates, make_request, sign_request
 from holdfast_deploy.wire.credentials import Credentials, load_credentials
-from holdfast_deploy.wire.protocol import SERVICE
+from holdfast_deploy.wire.protocol import LINKS, MESSAGES, RELEASED, SYNC
 from holdfast_deploy.wire.service import Ask
 
 PATIENCE = 300.0  # seconds; far more than any of this takes
-DENIED, UNAVAILABLE = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAVAILABLE
+DENIED, UNAVAILABLE = 403, 0  # a status, and no answer at all
 
 
 class Strangers:
@@ -33,8 +34,10 @@ class Strangers:
         self.certs, self.folder = certs, folder
         self.real = load_credentials(certs, "b")
 
-    def no_certificate(self) -> Any:
-        return grpc.ssl_channel_credentials(self.real.authority)
+    def no_certificate(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(cadata=self.real.authority.decode())
+        return context
 
     def of_another_authority(self) -> Credentials:
         make_certificates(self.folder / "other", "test", ["b"], days=1)
@@ -50,44 +53,38 @@ class Strangers:
         read = {part: (folder / f"{name}.{part}").read_bytes() for part in ("key", "crt")}
         return Credentials(read["key"], read["crt"], self.real.authority)
 
-    def everybody(self, bystander: str | None) -> dict[str, tuple[Any, grpc.StatusCode, str]]:
+    def everybody(self, bystander: str | None, to: str) -> dict[str, tuple[ssl.SSLContext, int, str]]:
         """(what it connects with, what it is answered, what the log says) by kind of stranger."""
         kinds = {
             "no certificate": (self.no_certificate(), UNAVAILABLE, "no certificate"),
             "another authority": (
-                self.of_another_authority().for_client(),
+                self.of_another_authority().client_context(to),
                 UNAVAILABLE,
                 "a certificate of another authority",
             ),
-            "expired": (self.signed("b", -0.5).for_client(), UNAVAILABLE, "an expired certificate"),
+            "expired": (self.signed("b", -0.5).client_context(to), UNAVAILABLE, "an expired certificate"),
             "not in the federation": (
-                self.signed("mallory", 1).for_client(),
+                self.signed("mallory", 1).client_context(to),
                 DENIED,
                 "not a member of the federation",
             ),
         }
         if bystander is not None:
-            member = load_credentials(self.certs, bystander).for_client()
+            member = load_credentials(self.certs, bystander).client_context(to)
             kinds["not a neighbour"] = (member, DENIED, "not a neighbour")
         return kinds
 
 
-def try_everything(address: str, name: str, credentials: Any, ask: bytes) -> list[grpc.StatusCode]:
-    """What each of the service's methods answers a stranger."""
-    options = [("grpc.ssl_target_name_override", name)]
-    with grpc.secure_channel(address, credentials, options=options) as channel:
-        calls: list[Callable[[], Any]] = [
-            lambda: list(channel.unary_stream(f"/{SERVICE}/Fetch")(ask, timeout=30)),
-            lambda: channel.unary_unary(f"/{SERVICE}/Agree")(ask, timeout=30),
-            lambda: channel.unary_unary(f"/{SERVICE}/Release")(ask, timeout=30),
-            lambda: channel.stream_unary(f"/{SERVICE}/Submit")(iter([ask]), timeout=30),
-        ]
-        codes = []
-        for call in calls:
-            with pytest.raises(grpc.RpcError) as refused:
-                call()
-            codes.append(refused.value.code())
-    return codes
+def try_everything(address: str, name: str, context: ssl.SSLContext, ask: bytes) -> list[int]:
+    """What a stranger is answered to each question."""
+    statuses = []
+    for question in (SYNC, LINKS, RELEASED, f"GET {MESSAGES}/1/0", f"PUT {MESSAGES}/1/0"):
+        with Caller(address, name, context, timeout=30) as caller:
+            try:
+                statuses.append(caller.ask(question, ask).status)
+            except (OSError, HTTPException):
+                statuses.append(UNAVAILABLE)
+    return statuses
 
 
 def log_of(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -108,15 +105,11 @@ class Impostor:
     def __init__(self, address: str, credentials: Credentials) -> None:
         self.victims = 0
 
-        def fetch(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        def fall_for(question: str, body: bytes, headers: Any) -> Made:
             self.victims += 1
-            yield b"{}"
+            return 200, b"{}"
 
-        self.server = grpc.server(futures.ThreadPoolExecutor(1))
-        handlers = {"Fetch": grpc.unary_stream_rpc_method_handler(fetch)}
-        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        self.server.add_secure_port(address, credentials.for_server())
-        self.server.start()
+        self.server = Pretender(address, credentials.server_context(), fall_for)
 
 
 # A node's door is a server's.
@@ -134,7 +127,7 @@ def test_strangers_are_refused_and_logged_and_disturb_nothing(topology: str, tmp
     target = "hub" if server else "a"
     address = federation.member(target).address
     strangers = Strangers(folder / "certs", tmp_path)
-    kinds = strangers.everybody(bystander=None if server else "c")
+    kinds = strangers.everybody(None if server else "c", target)
     start = calm.members["a"].start
     ask = Ask(federation=federation.id, start=start, round=1, exchange=0).model_dump_json().encode()
 
@@ -152,12 +145,11 @@ def test_strangers_are_refused_and_logged_and_disturb_nothing(topology: str, tmp
             for credentials in impostors.values():  # in the place of d, whom a and c are waiting for
                 impostor = Impostor(federation.member("d").address, credentials())
                 time.sleep(1.0)
-                impostor.server.stop(None).wait()
+                impostor.server.close()
                 assert impostor.victims == 0
-        for kind, (credentials, expected, _) in kinds.items():
+        for kind, (context, expected, _) in kinds.items():
             for _ in range(2):
-                codes = try_everything(address, target, credentials, ask)
-                assert set(codes) == {expected}, kind
+                assert set(try_everything(address, target, context, ask)) == {expected}, kind
         wait_for(lambda: len([e for e in log_of(folder, target) if "reason" in e]) >= len(kinds))
         members["d"] = forked_member(path, "d")
         for name, process in members.items():
@@ -173,7 +165,7 @@ def test_strangers_are_refused_and_logged_and_disturb_nothing(topology: str, tmp
         assert len([entry for entry in refusals if entry["reason"] == reason]) == 1, kind
     report = json.loads((folder / f"{'server' if server else 'node'}-{target}" / "report.json").read_text())
     counts = report["refused"]
-    assert counts["refused"] >= 2 * 4 * sum(code is DENIED for _, code, _ in kinds.values())
+    assert counts["refused"] >= 2 * 5 * sum(code is DENIED for _, code, _ in kinds.values())
     assert counts["handshake refused"] >= 2 * sum(code is UNAVAILABLE for _, code, _ in kinds.values())
     for name in federation.names:
         disturbed = folder / f"node-{name}" / "model.safetensors"
@@ -187,7 +179,6 @@ def test_a_crowd_at_the_door_does_not_crash_a_member(tmp_path: Path) -> None:
     host, _, port = make_federation(raw, "test").member("a").address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
 
     def knock(_: int) -> None:
         try:

@@ -17,7 +17,7 @@ from holdfast.data.dataset import Dataset, TrainTest
 from holdfast.data.tables import from_frame
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.reading import MOST_TEXTS, Reading, Readings
-from holdfast_deploy.wire.dialling import WaitLimitError
+from holdfast_deploy.wire.retry import WaitLimitError
 
 GECL = {"name": "local-gecl", "lr": 0.1}
 LINE = {"topology": "line"}

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import socket
-import ssl
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Iterator
-from concurrent import futures
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from command_line import holdfast
-from federation_runs import PATIENCE, DeployedRun, describe, write_federation
+from federation_runs import DeployedRun, describe, write_federation
+from http_peers import Made, Pretender, problem
 
 from holdfast.core.errors import HoldfastError, printable
 from holdfast_deploy.federation_file import make_federation, read_federation
-from holdfast_deploy.ops.events import Events, silence
-from holdfast_deploy.wire.authority import make_certificates
 from holdfast_deploy.wire.credentials import load_credentials
-from holdfast_deploy.wire.dialling import WaitLimitError
-from holdfast_deploy.wire.handshakes import watch_handshakes
-from holdfast_deploy.wire.listening import serve_calls
-from holdfast_deploy.wire.protocol import SERVICE
+from holdfast_deploy.wire.protocol import STATUS
+from holdfast_deploy.wire.retry import WaitLimitError
 
 GECL = {"name": "local-gecl", "lr": 0.1}
 LINE = {"topology": "line"}
@@ -90,24 +83,17 @@ class Liar:
     def __init__(self, path: Path, name: str) -> None:
         self.answer = b""
         address = read_federation(path).member(name).address
-        self.server = grpc.server(futures.ThreadPoolExecutor(2))
-        handlers = {
-            "Status": grpc.unary_unary_rpc_method_handler(lambda request, context: self.answer),
-            "Fetch": grpc.unary_stream_rpc_method_handler(self.refuse),
-        }
-        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        self.server.add_secure_port(address, load_credentials(path.parent / "certs", name).for_server())
+        context = load_credentials(path.parent / "certs", name).server_context()
+        self.server = Pretender(address, context, self.made_up)
 
-    def refuse(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        context.abort(grpc.StatusCode.FAILED_PRECONDITION, HOSTILE)
-        yield b""
+    def made_up(self, question: str, body: bytes, headers: Any) -> Made:
+        return (200, self.answer) if question == STATUS else problem(409, HOSTILE)
 
     def __enter__(self) -> Liar:
-        self.server.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.server.stop(None).wait()
+        self.server.close()
 
 
 def test_status_survives_whatever_a_member_answers(tmp_path: Path) -> None:
@@ -168,16 +154,36 @@ def test_a_refusal_cannot_write_to_the_terminal(tmp_path: Path) -> None:
         assert all(c.isprintable() for c in text)
 
 
-def test_what_grpc_quotes_cannot_write_to_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    with watch_handshakes(Events("a", silence)):
-        os.write(2, b"Got goaway; Debug Text: \x1b[2J\n")
-    written = capfd.readouterr().err  # gRPC may still have a word about connections of other tests
-    assert written.endswith("Got goaway; Debug Text: \\x1b[2J\n")
-    assert "\x1b" not in written
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "HTTP/1.1 200 \x1b[2J",
+        "HTTP/9.9 200 OK",
+        "\x1b[2J",
+        "HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/",
+        "HTTP/1.1 200 OK\r\nContent-Encoding: gzip",
+    ],
+)
+def test_what_is_no_answer_cannot_write_to_the_terminal(begin: str, tmp_path: Path) -> None:
+    path = write_federation(describe(GECL, nodes=2, network=LINE), tmp_path)
+    host, _, port = read_federation(path).member("b").address.rpartition(":")
+    context = load_credentials(tmp_path / "certs", "b").server_context()
+
+    def answer(listening: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                with context.wrap_socket(listening.accept()[0], server_side=True) as connection:
+                    connection.recv(10_000)
+                    connection.sendall(f"{begin}\r\nContent-Length: 1\r\n\r\n\x1b".encode())
+
+    with socket.create_server((host, int(port))) as listening:
+        threading.Thread(target=answer, args=[listening], daemon=True).start()
+        result = holdfast("federation", "status", path)
+    assert (result.code, result.err) == (0, "")
+    assert all(c.isprintable() for c in result.out.replace("\n", ""))
 
 
 def test_who_only_imports_holdfast_keeps_environment_and_standard_error() -> None:
-    """Nor do members: only the commands read what gRPC writes there."""
     program = """
 import os, sys
 def outside():
@@ -185,16 +191,14 @@ def outside():
     return dict(os.environ), status.st_dev, status.st_ino, sys.stderr
 before = outside()
 import holdfast
-assert "grpc" not in sys.modules
+assert "aiohttp" not in sys.modules
 from holdfast_deploy.cli import hosting
 from holdfast_deploy.member.node import Node, open_node
 from holdfast_deploy.relay.relay import Relay
-assert "grpc" in sys.modules
+assert "aiohttp" in sys.modules
 assert outside() == before
 """
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("GRPC_")}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -202,34 +206,3 @@ def test_errors_and_log_lines_are_plain_text() -> None:
     assert printable("é 日本 [x] \\ ok") == "é 日本 [x] \\ ok"
     assert printable("\x1b[2J\n\u202e\ud800\x9b") == r"\x1b[2J\n\u202e\ud800\x9b"
     assert str(HoldfastError("\x1b[2J")) == r"\x1b[2J"
-
-
-def test_a_member_takes_its_own_trials_of_old_tls_for_no_strangers_in_any_roster(tmp_path: Path) -> None:
-    make_certificates(tmp_path, "test", ["a"], days=1)
-    own, log = load_credentials(tmp_path, "a"), list[dict[str, Any]]()
-
-    async def fetch(frames: Any, context: Any) -> AsyncGenerator[bytes, None]:
-        yield b""
-
-    def old_tls(port: int) -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        context.maximum_version = ssl.TLSVersion.TLSv1_2
-        with (
-            pytest.raises(OSError),  # noqa: PT011 - an alert, or the end
-            socket.create_connection(("127.0.0.1", port), PATIENCE) as raw,
-        ):
-            context.wrap_socket(raw)
-
-    async def listen_again(stranger: bool) -> None:
-        server, port, _ = await serve_calls("127.0.0.1:0", own, fetch, {}, 10, Events("a", silence))
-        if stranger:
-            await asyncio.to_thread(old_tls, port)
-        await server.stop(0)
-
-    for last in (False, True):
-        with watch_handshakes(Events("a", log.append)):
-            for _ in range(2):
-                asyncio.run(listen_again(stranger=False))
-            asyncio.run(listen_again(stranger=last))
-        assert [entry["reason"] for entry in log] == ["TLS older than 1.3"] * last

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
-from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import torch
 from federation_runs import PATIENCE, DeployedRun, Started, describe, free_ports, stopped
+from http_peers import Made, Pretender
 
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.member.network import NetworkThread
 from holdfast_deploy.storage.links import ForgedError, LinkDigest, LinkDigests
 from holdfast_deploy.storage.messages import Header, MessageFile, specs, write_message
-from holdfast_deploy.wire.protocol import SERVICE, Answer, Ask
+from holdfast_deploy.wire.protocol import MESSAGES, SYNC, Answer, Ask
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 
@@ -29,21 +27,23 @@ class Thief:
 
     def __init__(self, run: DeployedRun, port: int, folder: Path) -> None:
         self.run, self.folder, self.served = run, folder, 0
-        self.server = grpc.server(futures.ThreadPoolExecutor(4))
-        handlers = {"Fetch": grpc.unary_stream_rpc_method_handler(self.fetch)}
-        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        self.server.add_secure_port(f"127.0.0.1:{port}", run.credentials("b").for_server())
-        self.server.start()
+        self.message_of: dict[str, MessageFile] = {}  # by the path where it is fetched
+        context = run.credentials("b").server_context()
+        self.server = Pretender(f"127.0.0.1:{port}", context, self.answer)
 
-    def fetch(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        ask = Ask.model_validate_json(request)
+    def answer(self, question: str, body: bytes, headers: Any) -> Made:
+        if question in self.message_of:
+            return 200, b"".join(self.message_of[question].chunks())
+        ask = Ask.model_validate_json(body)
         incarnation = json.loads((self.run.folder / "b" / "identity.json").read_text())["incarnation"]
-        message = self.message(ask, incarnation)
-        self.served += 1
         # It has noted what it has sent to a, and says what a expects to hear.
         passed = [LinkDigest(round=p.round, sent=p.received, received=p.sent) for p in ask.passed]
-        yield Answer(round=ask.round, header=message.header, passed=passed).model_dump_json().encode()
-        yield from message.chunks()
+        if question != SYNC:
+            return 200, Answer(round=ask.round, passed=passed).model_dump_json().encode()
+        message = self.message(ask, incarnation)
+        self.message_of[f"GET {MESSAGES}/{ask.round}/{ask.exchange}"] = message
+        self.served += 1
+        return 200, Answer(round=ask.round, header=message.header, passed=passed).model_dump_json().encode()
 
     def message(self, ask: Ask, incarnation: str) -> MessageFile:
         last = ask.round == self.run.federation.last_message_round
@@ -82,7 +82,7 @@ def test_a_thief_who_serves_for_a_member_shows_at_both_ends(rounds: int, tmp_pat
             assert "a received other messages from b than b sent" in str(error)
             assert "Give b a new key" in str(error)
     finally:
-        thief.server.stop(0)
+        thief.server.close()
         for member in (*honest.members.values(), *deceived.members.values()):
             member.stop()
         others.end()

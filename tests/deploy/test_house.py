@@ -13,7 +13,6 @@ import holdfast_deploy
 # Modules that still import one another in a circle. None is added, and those that are out of it go from here.
 STILL = {
     *("federation_file", "private_federation"),
-    *("relay.answering", "relay.calls", "relay.switchboard"),
 }
 
 

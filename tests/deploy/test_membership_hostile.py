@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 import tomli_w
 from command_line import holdfast
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from federation_runs import PATIENCE, describe
+from http_peers import Caller, Made, Pretender, problem
 from roster_runs import Threads, rosters_of
 
 from holdfast.core.errors import HoldfastError
@@ -26,7 +25,7 @@ from holdfast_deploy.membership.messages import MembershipReply, MembershipReque
 from holdfast_deploy.membership.roster import AvailableModels, Order, Roster, check_change, next_roster
 from holdfast_deploy.wire.authority import make_certificates
 from holdfast_deploy.wire.credentials import load_credentials
-from holdfast_deploy.wire.protocol import SERVICE
+from holdfast_deploy.wire.protocol import MEMBERSHIP
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 KEY = Ed25519PrivateKey.generate()
@@ -89,16 +88,11 @@ def test_votes_are_for_all_of_a_roster(tmp_path: Path) -> None:
             check_vote(credentials, "digest", "a", vote, other)
 
 
-def say(threads: Threads, who: str, to: str, word: MembershipRequest) -> grpc.StatusCode:
-    """What the member ``to`` thinks of it, if ``who`` says ``word``."""
-    options = [("grpc.ssl_target_name_override", to), ("grpc.use_local_subchannel_pool", 1)]
-    address, credentials = threads.file.member(to).address, threads.credentials(who).for_client()
-    with grpc.secure_channel(address, credentials, options=options) as channel:
-        try:
-            channel.unary_unary(f"/{SERVICE}/Membership")(word.model_dump_json().encode(), timeout=30)
-        except grpc.RpcError as error:
-            return error.code()
-    return grpc.StatusCode.OK
+def say(threads: Threads, who: str, to: str, word: MembershipRequest) -> int:
+    """What the member ``to`` thinks of it, if ``who`` says ``word``: a status."""
+    context = threads.credentials(who).client_context(to)
+    with Caller(threads.file.member(to).address, to, context, timeout=30) as caller:
+        return caller.ask(MEMBERSHIP, word.model_dump_json().encode()).status
 
 
 def test_a_liar_about_ballots_and_orders_does_not_keep_the_others_from_agreeing(
@@ -120,7 +114,7 @@ def test_a_liar_about_ballots_and_orders_does_not_keep_the_others_from_agreeing(
     for ballot in ((2**31 - 1, "a"), (1, "b")):
         for to in "bcd":
             word = MembershipRequest(**about, kind="promise", ballot=ballot)
-            assert say(threads, "a", to, word) == grpc.StatusCode.FAILED_PRECONDITION
+            assert say(threads, "a", to, word) == 409
     forged = Order(federation=threads.file.id, roster=0, change="remove", node=NodeConfig(name="b"))
     liar.view.log.memory = liar.view.log.memory.model_copy(update={"order": forged})
     threads.until(lambda: any("nobody has signed" in str(e.get("reason")) for e in threads.log))
@@ -166,17 +160,17 @@ def test_a_member_that_claims_all_rounds_there_could_be_takes_no_memory() -> Non
     assert peak < 10**6
 
 
-def _lie(about: str, threads: Threads) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+def _lie(about: str, threads: Threads) -> Callable[[bytes], bytes]:
     """What a answers about membership; each of these once kept the coordinator from removing it."""
 
-    def rosters(text: bytes, _: grpc.ServicerContext) -> bytes:
+    def rosters(text: bytes) -> bytes:
         """There is always a later roster, decided by nobody."""
         number = MembershipRequest.model_validate_json(text).roster + 1
         shown = Decision(roster=NOW.model_copy(update={"number": number}), ballot=(1, "a"), votes={})
         shown = shown if number < 50 else shown.model_copy(update={"roster": NOW})  # for a test that fails
         return MembershipReply(roster=number, decisions=[shown]).model_dump_json().encode()
 
-    def orders(text: bytes, _: grpc.ServicerContext) -> bytes:
+    def orders(text: bytes) -> bytes:
         """There is an order with the highest number of all, signed by nobody."""
         forged = Order(federation=threads.file.id, roster=0, change="remove", node=NodeConfig(name="b"))
         forged = forged.model_copy(update={"number": 2**31 - 1})
@@ -192,11 +186,12 @@ def test_a_member_cannot_keep_the_coordinator_from_removing_it(about: str, tmp_p
     path = tmp_path / "federation.toml"
     path.write_text(tomli_w.dumps(raw))
     threads = Threads(make_federation(raw, "test"), tmp_path)
-    method = grpc.unary_unary_rpc_method_handler(_lie(about, threads))
-    handlers = grpc.method_handlers_generic_handler(SERVICE, {"Membership": method})
-    liar = grpc.server(ThreadPoolExecutor(2), handlers=[handlers])
-    liar.add_secure_port(threads.file.member("a").address, threads.credentials("a").for_server())
-    liar.start()
+    lie, context = _lie(about, threads), threads.credentials("a").server_context()
+
+    def answer(question: str, body: bytes, headers: Any) -> Made:
+        return (200, lie(body)) if question == MEMBERSHIP else problem(404, "no such question")
+
+    liar = Pretender(threads.file.member("a").address, context, answer)
     for name in "bc":
         threads.start(name)
     threads.until(lambda: all(name in threads.members for name in "bc"))
@@ -206,6 +201,6 @@ def test_a_member_cannot_keep_the_coordinator_from_removing_it(about: str, tmp_p
     assert ("told b, c;" if about == "rosters" else "told a, b, c;") in outcome.out
     assert ("a is not believed: " in outcome.err) == (about == "rosters")
     threads.end()
-    liar.stop(0)
+    liar.close()
     assert threads.errors == {}
     assert [roster.names for roster in rosters_of(tmp_path / "b")] == [["b", "c"]]

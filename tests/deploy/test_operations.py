@@ -45,7 +45,7 @@ from holdfast_deploy.ops.events import Events, json_lines, nothing_but_entries
 from holdfast_deploy.ops.monitor import MOST_READERS, health, serve_monitor
 from holdfast_deploy.storage.disk_full import NoRoomError
 from holdfast_deploy.storage.messages import BeyondRepairError, DamagedError
-from holdfast_deploy.wire.dialling import RefusedForGoodError, WaitLimitError
+from holdfast_deploy.wire.retry import RefusedForGoodError, WaitLimitError
 
 GECL = {"name": "local-gecl", "lr": 0.1}
 DEPLOYMENT = Path(__file__).parents[2] / "examples" / "containers"

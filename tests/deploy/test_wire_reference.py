@@ -5,26 +5,26 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 import second_implementation
 import torch
 from federation_runs import PATIENCE, DeployedRun, describe
-from second_implementation import PIECE, SecondMember, SecondProcess
+from relay_runs import relayed, relaying
+from second_implementation import Direct, Refused, Relay, Relayed, SecondMember, serve, tls
 
 from holdfast.data.dataset import Dataset
 from holdfast_deploy.federation_file import make_federation
-from holdfast_deploy.relay.calls import HEAD, Head
-from holdfast_deploy.relay.parcels import Parcel
-from holdfast_deploy.relay.sealing import new_identity
-from holdfast_deploy.wire.authority import make_certificates
-from holdfast_deploy.wire.credentials import load_credentials
+from holdfast_deploy.storage.messages import CHUNK
+from holdfast_deploy.wire.dial import Unreachable
+from holdfast_deploy.wire.protocol import STATUS
 
 INPUTS, CLASSES, ROUNDS = 3000, 100, 3  # a model of more than one piece
 DIM = (INPUTS + 1) * CLASSES
@@ -35,9 +35,9 @@ def few_samples(node: int) -> Dataset:
     return Dataset(x, y, x[:0], y[:0], classes=CLASSES)
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[DeployedRun, SecondMember]]:
-    """Node a of holdfast, and b of the second implementation."""
+@pytest.fixture(params=["direct", "relay"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[DeployedRun, SecondMember]]:
+    """Node a of holdfast, and b of the second implementation, at addresses or both behind a relay."""
     raw = describe(
         {"name": "gossip", "lr": 1e-30},  # so small that a step changes no number
         nodes=2,
@@ -45,17 +45,33 @@ def pair(tmp_path: Path) -> Iterator[tuple[DeployedRun, SecondMember]]:
         network={"topology": "line"},
         problem={"input_shape": [INPUTS], "classes": CLASSES, "model": "linear", "batch_size": 1},
     )
+    direct = request.param == "direct"
+    ports = [int(node["address"].rpartition(":")[2]) for node in raw["node"]]
+    raw = raw if direct else relayed(raw, "ab")
     run = DeployedRun(make_federation(raw, "test"), tmp_path, data_of=few_samples)
-    member = run.members["a"] = run.member("a")
-    certs, ports = tmp_path / "certs", [int(node["address"].rpartition(":")[2]) for node in raw["node"]]
-    tls = [(certs / file).read_bytes() for file in ("b.key", "b.crt", "ca.crt")]
-    x0 = member.x0.numpy().tobytes()
-    start = hashlib.sha256(f"torch.float32 [{DIM}]".encode() + x0).hexdigest()[:16]
-    agreed = {"federation": run.federation.id, "start": start}
-    second = SecondMember("b", ports[1], "a", f"127.0.0.1:{ports[0]}", agreed, tls)
-    yield run, second
-    second.close()
-    member.close()
+    certs = tmp_path / "certs"
+    with ExitStack() as stack:
+        if not direct:
+            stack.enter_context(relaying(run))
+        member = run.members["a"] = stack.enter_context(run.member("a"))
+        x0 = member.x0.numpy().tobytes()
+        start = hashlib.sha256(f"torch.float32 [{DIM}]".encode() + x0).hexdigest()[:16]
+        agreed = {"federation": run.federation.id, "start": start}
+        if direct:
+            context = tls(False, certs, "b")
+            second = SecondMember(
+                "b", "a", agreed, lambda peer: Direct(f"127.0.0.1:{ports[0]}", context, peer)
+            )
+            server = serve(second, ports[1], tls(True, certs, "b"))
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+        else:
+            assert run.federation.relay is not None
+            relay = Relay(run.federation.relay.address, "relay", certs, "b")
+            second = SecondMember("b", "a", agreed, lambda peer: Relayed(relay, peer))
+            stack.callback(relay.listen(second).close)
+        stack.callback(second.connection.close)
+        yield run, second
 
 
 def test_the_second_implementation_knows_nothing_of_holdfast() -> None:
@@ -82,42 +98,55 @@ def test_it_takes_part_from_the_first_round_to_the_farewell(pair: tuple[Deployed
     log = [json.loads(line) for line in (run.folder / "a" / "audit.jsonl").read_text().splitlines()]
     sent = [entry for entry in log if entry["event"] == "sent" and entry["round"] == 2]
     assert len(sent) == 2  # what broke off was asked for again ...
-    assert run.members["a"].service.bytes_served < ROUNDS * 4 * DIM + PIECE  # ... from where it did
+    assert run.members["a"].service.bytes_served < ROUNDS * 4 * DIM + 2 * CHUNK  # ... from where it did
 
 
 @pytest.mark.parametrize(
-    ("changes", "code"),
+    ("changes", "status"),
     [
-        ({"federation": "0" * 32}, "FAILED_PRECONDITION"),
-        ({"start": "0" * 16}, "FAILED_PRECONDITION"),
-        ({"depends_on": {"a": "0" * 16}}, "ABORTED"),
-        ({"depends_on": {"nobody": "0" * 16}}, "INVALID_ARGUMENT"),
-        ({"round": ROUNDS + 2}, "INVALID_ARGUMENT"),
-        ({"more": 1}, "INVALID_ARGUMENT"),
-        ({"passed": [{"round": -1}]}, "INVALID_ARGUMENT"),
+        ({"federation": "0" * 32}, 409),
+        ({"start": "0" * 16}, 409),
+        ({"depends_on": {"a": "0" * 16}}, 410),
+        ({"depends_on": {"nobody": "0" * 16}}, 400),
+        ({"round": ROUNDS + 2}, 400),
+        ({"more": 1}, 400),
+        ({"passed": [{"round": -1}]}, 400),
     ],
 )
 def test_it_is_refused_as_the_page_says(
-    changes: dict[str, Any], code: str, pair: tuple[DeployedRun, SecondMember]
+    changes: dict[str, Any], status: int, pair: tuple[DeployedRun, SecondMember]
 ) -> None:
     _, second = pair
-    with pytest.raises(grpc.RpcError) as refused:
-        next(second.ask(**{"round": 1, **changes}))
-    assert refused.value.code().name == code
+    with pytest.raises(Refused) as refused:
+        second.ask(**{"round": 1, **changes})
+    assert refused.value.status == status
 
 
-def test_its_sealed_questions_open_and_it_opens_the_answers(tmp_path: Path) -> None:
-    make_certificates(tmp_path, "test", ["a", "b"], days=1)
-    key, certificate = ((tmp_path / f"b.{ending}").read_bytes() for ending in ("key", "crt"))
-    a = new_identity("f" * 32, "a", load_credentials(tmp_path, "a"))
-    card = a.card.model_dump_json().encode()
-    b = SecondProcess("f" * 32, "b", key, certificate)
-    packed, question = b.first_frame("a", card, "Fetch", b"what?")
-    parcel = Parcel.unpack(packed)
-    session = a.session(a.check(parcel.card, "b"), asks=False)
-    plain = session.open_question(parcel.call, parcel.frame, parcel.last, parcel.sealed)
-    (length,) = HEAD.unpack_from(plain)
-    assert Head.model_validate_json(plain[2 : 2 + length]).kind == "Fetch"
-    assert plain[2 + length :] == b"what?"
-    sealed = session.seal_answer(1, 3, False, b"that", question)
-    assert b.open_answer("a", card, Parcel(1, 3, sealed, answers=True).pack(), question) == (3, b"that")
+def test_version_1_of_the_wire_is_refused_in_one_line_at_both_ends(tmp_path: Path) -> None:
+    """It was HTTP/2, which shows in the handshake."""
+    run = DeployedRun(make_federation(describe({"name": "gossip", "lr": 0.1}, nodes=2), "test"), tmp_path)
+    certs, address = tmp_path / "certs", run.federation.member("b").address
+    with run.member("a") as member:
+        old = tls(False, certs, "b")
+        old.set_alpn_protocols(["h2"])
+        assert member.port is not None
+        with suppress(OSError), socket.create_connection(("127.0.0.1", member.port)) as plain:
+            assert old.wrap_socket(plain, server_hostname="a").recv(1) == b""
+        told = [entry["reason"] for entry in run.log if entry["event"] == "handshake refused"]
+        assert told == ["it speaks the wire of holdfast 0.1: both ends need the same version"]
+
+        answering = tls(True, certs, "b")
+        answering.set_alpn_protocols(["h2"])
+        with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))) as listening:
+
+            def answer() -> None:
+                with suppress(OSError):
+                    answering.wrap_socket(listening.accept()[0], server_side=True).recv(1)
+
+            threading.Thread(target=answer, daemon=True).start()
+
+            async def ask() -> bytes:
+                return await member.connections.to("b").line.ask(STATUS)
+
+            with pytest.raises(Unreachable, match=r"the wire of holdfast 0\.1"):
+                member.waiting.run_on_loop(ask)

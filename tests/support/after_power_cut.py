@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from holdfast_deploy.ops.events import Events
 from holdfast_deploy.site import initial_model, open_site, own_data
 from holdfast_deploy.storage.messages import Header, MessageFile
 from holdfast_deploy.storage.store import message_name
-from holdfast_deploy.wire.protocol import AUDIT_KEY, Answer, Ask
+from holdfast_deploy.wire.protocol import AUDIT_KEY, LINKS, MESSAGES, RELEASED, SYNC, Answer, Ask
 
 HARMLESS = {"certificate expires soon", "a round is computed again"}
 
@@ -31,6 +32,7 @@ class Seen:
 
     def __init__(self, left: Iterable[Left]) -> None:
         self.heads: dict[Head, None] = {}  # of its audit log
+        self.offered: dict[tuple[int, int], Header] = {}  # messages that could be fetched
         self.sent: dict[tuple[int, int], Header] = {}  # messages, by round and exchange
         self.taken: dict[tuple[int, int, str], Header] = {}  # those of clients that heard that it has them
         self.incarnations: set[str] = set()
@@ -41,17 +43,20 @@ class Seen:
     def _add(self, left: Left) -> None:
         if (head := Head.parse(left.beside.get(AUDIT_KEY, ""))) is not None:
             self.heads[head] = None
-        if left.method == "Fetch" and left.answer and left.frame[:1] == b"{":
+        message = re.fullmatch(rf"(GET|PUT) {MESSAGES}/(\d+)/(\d+)", left.method)
+        if left.method == SYNC and left.answer:
             answer = Answer.model_validate_json(left.frame)
             if answer.header is not None:
-                self._add_sent(answer.header)
-        if left.method == "Submit" and not left.answer and left.frame[:1] == b"{":
+                self.offered[answer.header.round, answer.header.exchange] = answer.header
+        if message and message[1] == "GET" and left.answer:
+            self._add_sent(self.offered[int(message[2]), int(message[3])])
+        if message and message[1] == "PUT" and not left.answer:
             self._add_sent(Header.model_validate_json(left.frame))
-        if left.method == "Submit" and left.answer:
+        if message and message[1] == "PUT" and left.answer:
             header = Header.model_validate_json(left.question)
             if Answer.model_validate_json(left.frame).active is not False:
                 self.taken[header.round, header.exchange, header.sender] = header
-        if left.method in ("Fetch", "Agree", "Release") and not left.answer:
+        if left.method in (SYNC, LINKS, RELEASED) and not left.answer:
             ask = Ask.model_validate_json(left.frame)
             self.saved = max(self.saved, ask.round - 1)
 

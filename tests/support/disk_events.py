@@ -50,7 +50,7 @@ class Synced(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A frame is handed to gRPC: a question with what is said beside it, or an answer to ``question``."""
+    """A body is handed to aiohttp: a question with what is said beside it, or an answer to ``question``."""
 
     method: str
     answer: bool

@@ -1,6 +1,6 @@
 """A member as a process that records what it does to its files, and what leaves it, in one order.
 
-Nothing of the member is replaced: files are written as ever, and gRPC sends what it is given.
+Nothing of the member is replaced: files are written as ever, and aiohttp sends what it is given.
 """
 
 from __future__ import annotations
@@ -8,103 +8,72 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import grpc
+import aiohttp
+from aiohttp import web
 from disk_events import Left, Renamed, Written
 from federation_runs import _run_member
 from forks import FORKS
 from recorded_files import Recorder, record_files
 
-SHOWN = 1 << 16  # bytes of a frame that are kept: what comes first says which message it is
+from holdfast_deploy.storage.messages import LENGTH
+from holdfast_deploy.wire import server
+from holdfast_deploy.wire.line import Body
+from holdfast_deploy.wire.server import Server
+
+SHOWN = 1 << 16  # bytes of a body that are kept: what comes first says which message it is
+
+
+ASKED: ContextVar[list[bytes]] = ContextVar("ASKED")  # how the body of the request under way begins
 
 
 def _record_leaving(recorder: Recorder) -> None:
-    server, channels = (
-        grpc.aio.server,
-        {n: getattr(grpc.aio, n) for n in ("secure_channel", "insecure_channel")},
-    )
+    """Questions before they are sent, and answers before their first byte is."""
+    request, prepare, answered = aiohttp.ClientSession.request, web.StreamResponse.prepare, Server._answer
+    pieces_of = server.pieces_of
 
-    def serving(*given: Any, **named: Any) -> Any:
-        return server(*given, **named, interceptors=[Answers(recorder)])
+    def asking(
+        session: aiohttp.ClientSession, method: str, url: str, *, data: Any, headers: Any, **named: Any
+    ) -> Any:
+        body = data if isinstance(data, bytes) else b""
+        if isinstance(data, Body):
+            body = next(iter(data.pieces()))[LENGTH.size :]
+        recorder.note(Left(f"{method} {urlsplit(url).path}", False, b"", body[:SHOWN], dict(headers or ())))
+        return request(session, method, url, data=data, headers=headers, **named)
 
-    def connecting(name: str) -> Callable[..., Any]:
-        return lambda *given, **named: Asking(channels[name](*given, **named), recorder)
+    async def answering(self: Server, peer: Any, request: web.BaseRequest, sent: Any) -> Any:
+        ASKED.set([])
+        return await answered(self, peer, request, sent)
 
-    grpc.aio.server = serving
-    for name in channels:
-        setattr(grpc.aio, name, connecting(name))
+    async def heard(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+        async for piece in pieces_of(content):
+            ASKED.get().append(piece[:SHOWN])
+            yield piece
 
+    async def preparing(response: web.StreamResponse, request: web.BaseRequest) -> Any:
+        body = response.body if isinstance(response, web.Response) else b""
+        if response.status < 300 and request.method in ("GET", "POST", "PUT"):
+            question = _header_in(b"".join(ASKED.get([])))
+            frame = bytes(body or b"")[:SHOWN]  # type: ignore[arg-type]
+            recorder.note(Left(f"{request.method} {request.path}", True, question, frame, {}))
+        return await prepare(response, request)
 
-class Answers(grpc.aio.ServerInterceptor):
-    """Between what a member answers and gRPC."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        handler, method = await continuation(details), details.method.rpartition("/")[2]
-        if handler is None:
-            return handler
-
-        def left(asked: list[bytes], frame: bytes) -> bytes:
-            question = asked[0] if asked else b""
-            self.recorder.note(Left(method, True, question, frame[:SHOWN], {}))
-            return frame
-
-        if handler.response_streaming:
-
-            async def answer_in_pieces(frames: Any, context: Any) -> AsyncIterator[bytes]:
-                asked: list[bytes] = []
-                async for frame in handler.stream_stream(_heard(frames, asked), context):
-                    yield left(asked, frame)
-
-            return grpc.stream_stream_rpc_method_handler(answer_in_pieces)
-
-        async def answer(frames: Any, context: Any) -> bytes:
-            asked: list[bytes] = []
-            return left(asked, await handler.stream_unary(_heard(frames, asked), context))
-
-        return grpc.stream_unary_rpc_method_handler(answer)
+    aiohttp.ClientSession.request = asking  # type: ignore[method-assign, assignment]
+    web.StreamResponse.prepare = preparing  # type: ignore[method-assign]
+    Server._answer = answering  # type: ignore[method-assign]
+    server.pieces_of = heard
 
 
-async def _heard(frames: AsyncIterator[bytes], asked: list[bytes]) -> AsyncIterator[bytes]:
-    async for frame in frames:
-        asked.append(frame[:SHOWN])
-        yield frame
-
-
-class Asking:
-    """A channel that notes what is asked."""
-
-    def __init__(self, channel: Any, recorder: Recorder) -> None:
-        self.channel, self.recorder = channel, recorder
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.channel, name)
-        if name not in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
-            return found
-
-        def call_of(path: str) -> Callable[..., Any]:
-            method, call = path.rpartition("/")[2], found(path)
-
-            def left(frame: bytes, beside: Any) -> bytes:
-                self.recorder.note(Left(method, False, b"", frame[:SHOWN], dict(beside or ())))
-                return frame
-
-            async def pieces(frames: Any, beside: Any) -> AsyncIterator[bytes]:
-                async for frame in frames:
-                    yield left(frame, beside)
-
-            def asked(question: Any, *given: Any, metadata: Any = None, **named: Any) -> Any:
-                said = left(question, metadata) if name.startswith("unary") else pieces(question, metadata)
-                return call(said, *given, metadata=metadata, **named)
-
-            return asked
-
-        return call_of
+def _header_in(body: bytes) -> bytes:
+    """Of a message that was submitted."""
+    if len(body) < LENGTH.size:
+        return b""
+    return body[LENGTH.size : LENGTH.size + LENGTH.unpack_from(body)[0]]
 
 
 # --- the process -----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from holdfast_deploy.membership.messages import MembershipReply, MembershipReque
 from holdfast_deploy.membership.roster import Order, Roster, check_change, led_roster
 from holdfast_deploy.ops.events import Events, silence
 from holdfast_deploy.wire.credentials import Credentials, load_credentials
-from holdfast_deploy.wire.listening import require_loopback
+from holdfast_deploy.wire.listener import require_loopback
 
 Change = Literal["remove", "add", "replace"]
 
@@ -211,8 +211,7 @@ async def _tell(
     """
     federation = MembershipLog(file, credentials, decisions=decisions).federation
     members = [federation.server] if federation.server is not None else federation.node
-    links = MembershipLinks(file, asker, credentials, Events(asker, silence))
-    links.open()
+    links = MembershipLinks(asker, credentials, Events(asker, silence))
 
     async def tell(name: str) -> tuple[MembershipLog, MembershipReply] | None:
         log = MembershipLog(file, credentials, decisions=decisions)

@@ -34,8 +34,7 @@ from holdfast_deploy.ops.monitor import serve_monitor
 from holdfast_deploy.storage.disk_full import explained
 from holdfast_deploy.views import member_view
 from holdfast_deploy.wire.credentials import Credentials, load_credentials
-from holdfast_deploy.wire.handshakes import watch_handshakes
-from holdfast_deploy.wire.listening import bind_address, is_loopback, require_loopback
+from holdfast_deploy.wire.listener import bind_address, is_loopback, require_loopback
 
 Status = Callable[[], dict[str, Any]]
 
@@ -95,7 +94,6 @@ def host(
     for number in STOPPING:
         signal.signal(number, _stop)
     with ExitStack() as stack:
-        stack.enter_context(watch_handshakes(events, plain=log != "json"))
         watched = Watched(partial(blank_status, federation, name))
         if monitor is not None:
             stack.enter_context(monitor_page(folder, watched, federation.shared_metrics, monitor))

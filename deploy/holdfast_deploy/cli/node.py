@@ -131,8 +131,7 @@ def relay(file: File, certs: Certs = None, listen: Listen = None) -> None:
     from holdfast_deploy.ops.events import Events, json_lines
     from holdfast_deploy.relay.relay import Relay
     from holdfast_deploy.wire.credentials import load_credentials
-    from holdfast_deploy.wire.handshakes import watch_handshakes
-    from holdfast_deploy.wire.listening import bind_address
+    from holdfast_deploy.wire.listener import bind_address
 
     federation = read_federation(file)
     own = federation.relay
@@ -150,8 +149,7 @@ def relay(file: File, certs: Certs = None, listen: Listen = None) -> None:
         events.log("relaying", port=port)
         await stopped.wait()
         await relay.close()
-        events.log("stopped", parcels=relay.parcels, bytes=relay.bytes)
+        events.log("stopped", calls=relay.joined, bytes=relay.bytes)
 
-    with watch_handshakes(events):
-        asyncio.run(serve())
+    asyncio.run(serve())
     print("stopped; it has nothing to save, and the same command continues", file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -87,17 +86,3 @@ def _days(days: float) -> float:
 Days = Annotated[float, typer.Option(callback=_days, help="How long certificates are valid.")]
 Asker = Annotated[str | None, typer.Option("--name", help="Whose certificate to show; the first there is.")]
 OrderFile = Annotated[Path | None, typer.Option("--output", "-o", help="Where the signed order is written.")]
-
-
-def load_grpc_quietly() -> None:
-    """For commands that ask members: gRPC would write to standard error which of them it cannot reach.
-
-    It reads the variable when it is loaded. Members themselves load gRPC as it is, and log what it writes.
-    """
-    before = os.environ.get("GRPC_VERBOSITY")
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    try:
-        import holdfast_deploy.wire  # noqa: F401
-    finally:
-        if before is None:
-            del os.environ["GRPC_VERBOSITY"]

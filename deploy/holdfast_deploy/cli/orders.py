@@ -18,7 +18,6 @@ from holdfast_deploy.cli.options import (
     Model,
     Name,
     OrderFile,
-    load_grpc_quietly,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ def remove(
     insecure: Insecure = False,
 ) -> None:
     """Have a running federation continue without a member, or several at once; only its coordinator can."""
-    load_grpc_quietly()
     from holdfast_deploy.cli.coordinator import Coordinator
 
     coordinator = Coordinator(file, certs, name, insecure=insecure)
@@ -65,7 +63,6 @@ def add(
     insecure: Insecure = False,
 ) -> None:
     """Have a running federation take in a member, also one that was lost and is back."""
-    load_grpc_quietly()
     from holdfast_deploy.cli.coordinator import Coordinator
 
     coordinator = Coordinator(file, certs, name, insecure=insecure)
@@ -82,7 +79,6 @@ def replace(
     insecure: Insecure = False,
 ) -> None:
     """Have a member continue with an empty folder, on another machine for instance."""
-    load_grpc_quietly()
     from holdfast_deploy.cli.coordinator import Coordinator
 
     coordinator = Coordinator(file, certs, name, insecure=insecure)
@@ -166,7 +162,6 @@ def rollback(
     Where members may change, the coordinator orders it, and all go back together. Else it puts back one
     stopped member; run it for every member, each at its own site.
     """
-    load_grpc_quietly()
     from holdfast.contract import ServerAlgorithm
     from holdfast.core.files import private_files
     from holdfast.core.randomness import cohort

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.core.errors import HoldfastError, printable
-from holdfast_deploy.cli.options import Certs, File, Insecure, load_grpc_quietly
+from holdfast_deploy.cli.options import Certs, File, Insecure
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -36,13 +36,10 @@ def status(
     from rich.console import Console
 
     from holdfast.core.files import json_text
-
-    load_grpc_quietly()
     from holdfast_deploy.cli.coordinator import latest_roster, only_key
     from holdfast_deploy.federation_file import read_federation
-    from holdfast_deploy.relay.switchboard import members_scope
     from holdfast_deploy.wire.credentials import load_credentials
-    from holdfast_deploy.wire.listening import require_loopback
+    from holdfast_deploy.wire.listener import require_loopback
 
     federation = read_federation(file)
     folder = certs or file.parent / "certs"
@@ -50,14 +47,13 @@ def status(
         require_loopback(federation, None)
     asker = name or (federation.names[0] if insecure else only_key(federation, folder))
     credentials = None if insecure else load_credentials(folder, asker, federation.coordinator)
-    scope = ""
     if federation.membership is not None:
-        scope, now = members_scope(federation), latest_roster(federation, asker, credentials)
+        now = latest_roster(federation, asker, credentials)
         federation = federation if now is None else federation.in_roster(now)
         if name is None and not insecure and asker not in [member.name for member in federation.members]:
             asker = only_key(federation, folder)  # members talk only to those of the roster
             credentials = load_credentials(folder, asker, federation.coordinator)
-    answers = asyncio.run(_ask_all(federation, asker, credentials, scope))
+    answers = asyncio.run(_ask_all(federation, asker, credentials))
     if as_json:
         print(json_text(answers, indent=2))
         return
@@ -65,35 +61,26 @@ def status(
 
 
 async def _ask_all(
-    federation: FederationFile, asker: str, credentials: Credentials | None, scope: str
+    federation: FederationFile, asker: str, credentials: Credentials | None
 ) -> dict[str, dict[str, Any]]:
-    """What every member that can be reached says about itself, by name; ``scope``: of a relay's calls."""
+    """What every member that can be reached says about itself, by name."""
     import asyncio
 
     from holdfast_deploy.ops.events import Events, silence
-    from holdfast_deploy.relay.switchboard import Switchboard
     from holdfast_deploy.storage.links import Dependencies
-    from holdfast_deploy.wire.links import Connection
+    from holdfast_deploy.wire.client import Connection
 
     async def ask(peer: str) -> dict[str, Any]:
         nothing = Dependencies(asker, "", ())  # a member that only asks takes part in no run
-        channel = board.channel_to(peer) if board and federation.relayed(asker, peer) else None
-        link = Connection(
-            federation, asker, peer, "", Path(), credentials, events, {}, nothing, channel=channel
-        )
+        link = Connection(federation, asker, peer, "", Path(), credentials, events, {}, nothing)
         try:
             return await link.status(timeout=5.0)
         finally:
             await link.close()
 
-    board, events = None, Events(asker, silence)
-    if federation.relay is not None and credentials is not None:
-        board = Switchboard(federation, asker, credentials, events, scope)
-        board.open()
+    events = Events(asker, silence)
     reachable = [federation.server] if federation.server else federation.node
     answered = await asyncio.gather(*(ask(member.name) for member in reachable))
-    if board is not None:
-        await board.close()
     answers = {member.name: answer for member, answer in zip(reachable, answered, strict=True)}
     if federation.server:
         clients = answers[federation.server.name].get("clients") or {}

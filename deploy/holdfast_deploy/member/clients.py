@@ -19,7 +19,7 @@ from holdfast_deploy.storage.messages import DamagedError, Header, MessageFile
 from holdfast_deploy.storage.outbox import Outbox
 from holdfast_deploy.storage.results import RoundRecord
 from holdfast_deploy.storage.store import Store, message_key, message_name, remove
-from holdfast_deploy.wire.dialling import Wait, WaitLimitError
+from holdfast_deploy.wire.retry import Wait, WaitLimitError
 
 
 class Arrival(NamedTuple):

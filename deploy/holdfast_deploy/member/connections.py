@@ -1,22 +1,18 @@
-"""One member's connections to the others: dialled directly, or through the relay."""
+"""One member's connections to the others."""
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.reading import Readings
-from holdfast_deploy.relay.switchboard import Switchboard
 from holdfast_deploy.storage.links import Dependencies, LinkDigests
+from holdfast_deploy.wire.client import Connection
 from holdfast_deploy.wire.credentials import Credentials
-from holdfast_deploy.wire.dialling import Wait
-from holdfast_deploy.wire.links import Connection
-from holdfast_deploy.wire.service import Service
+from holdfast_deploy.wire.retry import Wait
 from holdfast_deploy.wire.sharing import share_revocations
 
 SHARING = 30.0  # seconds between two looks at others' lists of revoked certificates
@@ -37,15 +33,13 @@ class Connections:
         dependencies: Dependencies,
         link_digests: LinkDigests,
         readings: Readings,
-        service: Service,
     ) -> None:
         self.federation, self.name, self.start, self.inbox = federation, name, start, inbox
         self.credentials, self.events = credentials, events
-        self.dependencies, self.link_digests, self.service = dependencies, link_digests, service
+        self.dependencies, self.link_digests = dependencies, link_digests
         self.readings = readings
         self.links: dict[str, Connection] = {}
         self.waits: dict[str, Wait] = {}
-        self.board: Switchboard | None = None
         self.turn = asyncio.Event()  # there is a new list of revoked certificates
 
     def to(self, peer: str) -> Connection:
@@ -63,24 +57,8 @@ class Connections:
                 self.dependencies,
                 self.link_digests,
                 self.readings,
-                self._relayed(peer),
             )
         return self.links[peer]
-
-    def _relayed(self, peer: str) -> Any:
-        """A channel to ``peer`` through the relay; None where it is dialled directly."""
-        if not self.federation.relayed(self.name, peer):
-            return None
-        return self.relay().channel_to(peer)
-
-    def relay(self) -> Switchboard:
-        """The connection to the relay."""
-        if self.board is None:
-            if self.credentials is None:
-                raise HoldfastError("a relay needs certificates: leave out --insecure")
-            self.board = Switchboard(self.federation, self.name, self.credentials, self.events)
-            self.board.open(self.service)
-        return self.board
 
     async def share_revocations(self) -> None:
         """With everybody that this member has a connection to; never ends.
@@ -106,5 +84,3 @@ class Connections:
     async def close(self) -> None:
         for link in self.links.values():
             await link.close()
-        if self.board is not None:
-            await self.board.close()

@@ -10,7 +10,7 @@ from holdfast.core.files import write_atomic
 from holdfast_deploy.member.exchange import gather
 from holdfast_deploy.member.session import Session
 from holdfast_deploy.storage.links import MixedRunsError
-from holdfast_deploy.wire.dialling import RefusedForGoodError, WaitLimitError
+from holdfast_deploy.wire.retry import RefusedForGoodError, WaitLimitError
 
 GRACE = 15.0  # seconds that a finished member stays for answers that got lost
 

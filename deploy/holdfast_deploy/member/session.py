@@ -53,8 +53,9 @@ from holdfast_deploy.storage.outbox import Outbox
 from holdfast_deploy.storage.results import Record, Status, digests
 from holdfast_deploy.storage.snapshots import keep
 from holdfast_deploy.storage.store import FolderGoneError, Store, data_digest, message_key, remove
-from holdfast_deploy.wire.listening import bind_address
+from holdfast_deploy.wire.listener import bind_address
 from holdfast_deploy.wire.protocol import LeftOut
+from holdfast_deploy.wire.server import Server
 from holdfast_deploy.wire.service import Service
 from holdfast_deploy.wire.vigil import watch_certificates
 
@@ -126,11 +127,11 @@ class Session:
             lambda: self.exchange.message_round,
             self.dependencies,
             self.give_up,
-            None if self.keeper is None else self.keeper.serve,
             link_digests=self.exchange.link_digests,
             readings=self.readings,
         )
         self.service.gate.credentials = self.credentials
+        self.server = self.waiting.run(self._open_server()) if self.keeper is None else self.keeper.server
         self.connections = Connections(
             federation,
             name,
@@ -141,14 +142,12 @@ class Session:
             self.dependencies,
             self.exchange.link_digests,
             self.readings,
-            self.service,
         )
         self.exchange.connections = self.connections
         self.links, self.waits = self.connections.links, self.connections.waits
         record = Record(folder, federation, name, {"dimension": x0.numel(), **(facts or {})})
         self.accounts = Accounts(record, self.waiting, self.connections, self.service)
         self.port: int | None = None
-        self._server: Any = None
         self._restored = False
         self._releasing: set[asyncio.Future[None]] = set()  # under way, and nobody waits for them
         tasks: list[Coroutine[Any, Any, None]] = [self._watch_folder()]
@@ -182,18 +181,20 @@ class Session:
         if any(federation.relayed(other.name, self.name) for other in federation.members):
 
             async def reach() -> None:
-                self.connections.relay()
+                assert federation.relay is not None
+                self.server.open_at(federation.relay.name, federation.relay.address)
 
             self.waiting.run(reach())
 
     def listen(self, address: str) -> None:
         """Lets others ask, on ``address`` (host:port)."""
-        self._server, self.port = self.waiting.run(self.service.listen(address, self.credentials))
+        self.port = self.waiting.run(self.server.listener.open(address))
+
+    async def _open_server(self) -> Server:
+        return Server(lambda: self.service, self.credentials, self.events)
 
     def close(self) -> None:
         """Closes all connections. What is published stays on disk."""
-        if self.keeper is not None:
-            self.keeper.member = None
         self.waiting.run(self._close())
         self.store.close()
         self.trail.note("ended", round=self.done)
@@ -204,16 +205,18 @@ class Session:
     async def _close(self) -> None:
         for watching in self._watching:
             watching.cancel()
-        if self._server is not None:
-            failed = self.waiting.failure is not None
-            await self._server.stop(
-                1.0 if failed or self.exchange.phase == "finished" else 0
-            )  # others hear why
+        failed = self.waiting.failure is not None
+        grace = 1.0 if failed or self.exchange.phase == "finished" else 0.0  # others hear why
+        if self.keeper is None:
+            await self.server.close(grace)
+        else:
+            await self.server.end_requests(grace)
+            self.keeper.member = None
         await self.connections.close()
         self.service.close()
 
     def _drop_revoked(self) -> None:
-        self.service.gate.drop_revoked()
+        self.server.listener.drop_revoked()
         self.connections.drop_revoked()
 
     def _watched(self, watching: Future[None]) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.membership.service import MembershipService
+from holdfast_deploy.wire.client import Connection
 from holdfast_deploy.wire.credentials import Credentials
-from holdfast_deploy.wire.dialling import Wait
-from holdfast_deploy.wire.links import Connection
+from holdfast_deploy.wire.retry import Wait
 
 
 def blank_status(federation: Federation, name: str) -> dict[str, Any]:

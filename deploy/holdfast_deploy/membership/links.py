@@ -2,77 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import grpc
-
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.membership.messages import MembershipReply, MembershipRequest
 from holdfast_deploy.ops.events import Events
-from holdfast_deploy.relay.switchboard import Switchboard, members_scope
 from holdfast_deploy.storage.messages import LONGEST_HEADER, parse
 from holdfast_deploy.wire.credentials import Credentials
-from holdfast_deploy.wire.dialling import open_channel
-from holdfast_deploy.wire.protocol import NAME_KEY, SERVICE, Answerer
+from holdfast_deploy.wire.dial import Unreachable, Way, way_to
+from holdfast_deploy.wire.line import Line
+from holdfast_deploy.wire.protocol import MEMBERSHIP, NAME_KEY, RefusedError
 
 
 class MembershipLinks:
-    """The ways from ``name`` to all who are, were, or are to become members; it runs on the event loop."""
+    """The ways from ``name`` to all who are, were, or are to become members. It runs on the event loop."""
 
-    def __init__(self, file: Federation, name: str, credentials: Credentials | None, events: Events) -> None:
-        self.file, self.name, self.credentials, self.events = file, name, credentials, events
-        self.channels: dict[tuple[str, str], Any] = {}  # by name and address: members may move
-        self.board: Switchboard | None = None
-
-    def open(self, service: Answerer | None = None) -> None:
-        """Connects to the relay, if there is one; ``service`` answers who asks through it."""
-        if self.file.relay is None:
-            return
-        if self.credentials is None:
-            raise HoldfastError("a relay needs certificates: leave out --insecure")
-        scope = members_scope(self.file)
-        self.board = Switchboard(self.file, self.name, self.credentials, self.events, scope)
-        self.board.open(service)
-
-    def channel(self, federation: Federation, peer: str) -> Any:
-        """To ``peer``, a member of ``federation``, which is that of the file or of a roster."""
-        if self.board is not None and federation.relayed(self.name, peer):
-            return self.board.channel_to(peer)
-        where = (peer, federation.member(peer).address)
-        if where not in self.channels:
-            self.channels[where] = open_channel(federation, peer, self.credentials)
-        return self.channels[where]
+    def __init__(self, name: str, credentials: Credentials | None, events: Events) -> None:
+        self.name, self.credentials, self.events = name, credentials, events
+        self.lines: dict[Way, Line] = {}  # members may move
 
     async def ask(
         self, federation: Federation, peer: str, word: MembershipRequest, timeout: float
     ) -> MembershipReply | None:
-        """What ``peer`` answers; None: nothing, or nothing that makes sense."""
+        """What ``peer``, a member of ``federation``, answers; None: nothing, or nothing that makes sense."""
+        way = way_to(federation, self.name, peer)
+        line = self.lines.setdefault(way, Line(way, self.credentials))
+        said = {} if self.credentials is not None else {NAME_KEY: self.name}
+        body = word.model_dump_json().encode()
         try:
-            channel = self.channel(federation, peer)
-            return await _ask(channel, self.name, word, self.credentials is not None, timeout)
+            text = await line.ask(MEMBERSHIP, body, said, timeout=timeout, most=LONGEST_HEADER)
+            reply: MembershipReply = parse(MembershipReply, text)
+        except (Unreachable, RefusedError, TimeoutError):
+            return None
         except HoldfastError as error:
             self.events.complain("a message was refused", peer=peer, reason=str(error))
             return None
+        return reply
 
     async def close(self) -> None:
-        for channel in self.channels.values():
-            await channel.close()
-        if self.board is not None:
-            await self.board.close()
-
-
-async def _ask(
-    channel: Any, name: str, word: MembershipRequest, secure: bool, timeout: float
-) -> MembershipReply | None:
-    """What the member behind ``channel`` answers to ``name``; None: nothing."""
-    call = channel.unary_unary(f"/{SERVICE}/Membership")
-    metadata = None if secure else ((NAME_KEY, name),)
-    try:
-        text = await call(word.model_dump_json().encode(), metadata=metadata, timeout=timeout)
-    except (grpc.aio.AioRpcError, TimeoutError):
-        return None
-    if len(text) > 4 * LONGEST_HEADER:
-        raise HoldfastError("an answer about membership is too long")
-    reply: MembershipReply = parse(MembershipReply, text)
-    return reply
+        for line in self.lines.values():
+            await line.close()

@@ -8,7 +8,8 @@ few seconds, whether there is anything new; at a server, only nodes ask. How mem
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -22,13 +23,26 @@ from holdfast_deploy.membership.view import MembershipView
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.storage.messages import BeyondRepairError, parse
 from holdfast_deploy.wire.credentials import Credentials
-from holdfast_deploy.wire.dialling import WaitLimitError
-from holdfast_deploy.wire.listening import serve
-from holdfast_deploy.wire.protocol import Answerer, Kind, Peer, Pieces, RefusedError
+from holdfast_deploy.wire.protocol import (
+    LINKS,
+    MEMBERSHIP,
+    RELEASED,
+    REVOCATIONS,
+    STATUS,
+    SYNC,
+    Answerer,
+    Kind,
+    Peer,
+    Pieces,
+    RefusedError,
+    Sending,
+    Wanted,
+)
+from holdfast_deploy.wire.retry import WaitLimitError
+from holdfast_deploy.wire.server import Server
 
 LONGEST_PAUSE = 5.0  # seconds between two questions to the same member
 TURN = 4  # pauses after which the next member takes up what the one before has not brought to an end
-MOST_STRANGERS = 4096  # connections while this member does not take part
 
 
 class RemovedError(HoldfastError):
@@ -77,12 +91,14 @@ class MembershipService:
         self.due_since: float | None = None  # when a change became due that is not decided yet
         after = self.view.log.rules.remove_after
         self.pause = LONGEST_PAUSE if after is None else min(after / 5, LONGEST_PAUSE)
-        self.links = MembershipLinks(file, name, credentials, events)
+        self.links = MembershipLinks(name, credentials, events)
         self._task: asyncio.Task[None] | None = None
         asyncio.run_coroutine_threadsafe(self._begin(), loop).result()
 
     async def _begin(self) -> None:
-        self.links.open(self)
+        self.server = Server(lambda: self, self.credentials, self.events)
+        if self.file.relay is not None:
+            self.server.open_at(self.file.relay.name, self.file.relay.address)
         self._task = self.loop.create_task(self._keep())
 
     def close(self) -> None:
@@ -94,6 +110,7 @@ class MembershipService:
             self._task.cancel()
             await asyncio.wait([self._task])
         await self.links.close()
+        await self.server.close()
 
     def _changed(self) -> None:
         """Another roster begins."""
@@ -108,27 +125,29 @@ class MembershipService:
     # --- what it is asked ---------------------------------------------------------------------------------
 
     @property
-    def answers(self) -> dict[str, Callable[[Peer, bytes], Awaitable[bytes]]]:
+    def answers(self) -> Mapping[str, Callable[[Peer, bytes], Awaitable[bytes]]]:
         """What is answered in all rosters, also while this member does not take part."""
-        return {"Membership": self.serve, "Status": self._tell_status}
+        own = {MEMBERSHIP: self.serve}
+        if self.member is not None:
+            return {**self.member.service.answers, **own}
+        return dict.fromkeys((SYNC, LINKS, RELEASED, REVOCATIONS, STATUS), self._take_no_part) | own
 
-    async def fetch(self, peer: Peer, body: bytes) -> AsyncGenerator[bytes, None]:
+    def message(self, peer: Peer, wanted: Wanted) -> AbstractAsyncContextManager[Sending]:
         """Messages are of a roster, and fetched from the member that works in that one."""
-        self._take_no_part()
-        yield b""
+        return self._working.service.message(peer, wanted)
 
-    async def submit(self, peer: Peer, pieces: Pieces) -> bytes:
+    async def submit(self, peer: Peer, round: int, exchange: int, pieces: Pieces) -> bytes:
         """Likewise."""
-        self._take_no_part()
-        return b""
+        return await self._working.service.submit(peer, round, exchange, pieces)
 
-    def _take_no_part(self) -> None:
-        raise RefusedError(Kind.NOT_YET, "it does not take part yet")
-
-    async def _tell_status(self, peer: Peer, body: bytes) -> bytes:
+    @property
+    def _working(self) -> Working:
         if self.member is None:
             raise RefusedError(Kind.NOT_YET, self.view.problem or "it does not take part yet")
-        return await self.member.service.answers["Status"](peer, body)
+        return self.member
+
+    async def _take_no_part(self, peer: Peer, body: bytes) -> bytes:
+        raise RefusedError(Kind.NOT_YET, self.view.problem or "it does not take part yet")
 
     async def serve(self, peer: Peer, body: bytes) -> bytes:
         """The call ``Membership``: all who are, were, or are to become members may ask."""
@@ -232,25 +251,19 @@ class MembershipService:
 
     async def admit(self, listen: str | None) -> None:
         """Waits until the member takes part; meanwhile it answers others, on ``listen`` if given."""
-        server, keeping, since = None, None, self.loop.time()
+        since = self.loop.time()
         self.view.look_for_order()
-        if listen is not None and self.view.outside:
-            server, port, door = await serve(listen, self.credentials, self, MOST_STRANGERS, self.events)
-            keeping = asyncio.create_task(door.keep(port))
-        try:
-            while self.view.outside:
-                if (removal := self.view.removal) is not None:
-                    raise RemovedError(self.name, removal.first)
-                if self.loop.time() - since > self.file.limits.wait:
-                    problem = self.view.problem or "fewer than half of the members could be reached"
-                    raise WaitLimitError(
-                        f"{problem}; that is the limit (limits.wait). Start the same command again to go on"
-                    )
-                await asyncio.sleep(min(self.pause, 0.2))
-        finally:
-            if server is not None and keeping is not None:
-                keeping.cancel()
-                await server.stop(0)
+        if listen is not None:
+            await self.server.listener.open(listen)
+        while self.view.outside:
+            if (removal := self.view.removal) is not None:
+                raise RemovedError(self.name, removal.first)
+            if self.loop.time() - since > self.file.limits.wait:
+                problem = self.view.problem or "fewer than half of the members could be reached"
+                raise WaitLimitError(
+                    f"{problem}; that is the limit (limits.wait). Start the same command again to go on"
+                )
+            await asyncio.sleep(min(self.pause, 0.2))
 
     def start_again(self, error: BeyondRepairError) -> None:
         """This member's files are beyond repair: it continues in a new roster, from a model that is intact.

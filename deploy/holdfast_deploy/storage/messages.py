@@ -29,7 +29,7 @@ from holdfast.core.validation import LONGEST_REPR, explain, place
 CHUNK = 1 << 20  # bytes of one piece on the wire
 LONGEST_HEADER = 1 << 18
 
-_LENGTH = struct.Struct("<I")
+LENGTH = struct.Struct("<I")  # of a header, or of a compressed piece, before it
 
 Number = Annotated[int, Field(ge=0, lt=2**31)]  # of a round or of an exchange
 HANDED_OVER = 2**30  # the number of the exchange in which a member that joins receives a model
@@ -139,7 +139,7 @@ class MessageFile:
     def __init__(self, path: Path, norm: float = 0.0) -> None:
         self.path, self.norm = path, norm  # of all numbers; 0 where nobody has looked at them
         with self._open() as file:
-            length = _LENGTH.unpack(self._exactly(file, _LENGTH.size))[0]
+            length = LENGTH.unpack(self._exactly(file, LENGTH.size))[0]
             if length > LONGEST_HEADER:
                 raise self._damaged()
             text = self._exactly(file, length)
@@ -149,7 +149,7 @@ class MessageFile:
             raise self._damaged() from None
         if text != self.header.model_dump_json().encode():  # the checksum knows only this spelling
             raise self._damaged()
-        self.start = _LENGTH.size + length
+        self.start = LENGTH.size + length
         if path.stat().st_size != self.start + self.header.size:
             raise self._damaged()
 
@@ -164,9 +164,13 @@ class MessageFile:
                 yield piece
 
     def frames(self, lossless: bool, first: int = 0) -> Iterator[bytes]:
-        """The pieces from the byte ``first`` on, as they are sent, compressed if ``lossless``."""
+        """The pieces from byte ``first`` on, as they are sent: if ``lossless``, compressed, each after its
+        length."""
         for piece in self.chunks(first):
-            yield squeeze(piece, self.header.itemsize) if lossless else piece
+            if lossless:
+                piece = squeeze(piece, self.header.itemsize)
+                yield LENGTH.pack(len(piece))
+            yield piece
 
     def numbers(self) -> Iterator[tuple[int, slice, np.ndarray]]:
         """All numbers, in pieces: the tensor that they are of, and which of its numbers."""
@@ -260,7 +264,7 @@ def write_partial(path: Path, header: Header, tree: Any) -> tuple[Path, float]:
 def begin(file: BinaryIO, header: Header) -> None:
     """Writes the header."""
     text = header.model_dump_json().encode()
-    put(file, _LENGTH.pack(len(text)) + text)
+    put(file, LENGTH.pack(len(text)) + text)
 
 
 def put(file: BinaryIO, piece: bytes | memoryview) -> None:
@@ -287,7 +291,7 @@ def require_finite(numbers: np.ndarray) -> float:
     """The sum of the squares; refuses NaN and infinity. Integers count nothing: they are codes."""
     if numbers.dtype.kind != "f":
         return 0.0
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         total = float(np.dot(numbers, numbers)) if numbers.dtype.itemsize >= 4 else math.nan
     if not math.isfinite(total):  # perhaps the sum alone is out of range
         if not np.isfinite(numbers).all():

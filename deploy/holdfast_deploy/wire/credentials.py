@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
+import ssl
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from tempfile import NamedTemporaryFile
 
-import grpc
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
@@ -25,9 +26,9 @@ from holdfast_deploy.wire.revocations import (
     read_revocations,
 )
 
-CURVE = ec.SECP256R1  # see __init__.py: other kinds of keys would let TLS 1.2 in
+CURVE = ec.SECP256R1  # the only kind of keys: short, fast, and enough
 PEM = serialization.Encoding.PEM
-SERVED: list[Any] = []  # kept: a late handshake may ask them for certificates after the server has ended
+ALPN = ["http/1.1", "h2"]  # the second is that of holdfast 0.1, which is told apart and refused
 
 
 class RevokedError(HoldfastError):
@@ -53,35 +54,42 @@ class Credentials:
     name: str = ""
     read: tuple[tuple[int, int, int], ...] = ()  # the files as they were last
     version: int = 0  # how often something has changed since
+    _contexts: dict[tuple[int, bytes], ssl.SSLContext] = field(default_factory=dict, repr=False)
+    _contexts_of: int = -1  # version
 
-    def for_server(self) -> Any:
-        """Clients must show a certificate of an authority; each handshake takes what is there by then.
+    def server_context(self) -> ssl.SSLContext:
+        """For those who dial this member: they must show a certificate of an authority."""
+        context = self._context(ssl.PROTOCOL_TLS_SERVER, b"".join([self.authority, *self.bound.values()]))
+        context.num_tickets = 0  # each connection shows its certificate
+        return context
 
-        gRPC asks in every handshake whether the certificates have changed. It must be told so only when they
-        have: while it replaces them, another handshake may still read what it frees, and the process crashes.
-        """
-        served_version = self.version
+    def client_context(self, peer: str) -> ssl.SSLContext:
+        """For dialling ``peer``, which must show a certificate in its name, of an authority for it."""
+        return self._context(ssl.PROTOCOL_TLS_CLIENT, self.authority_of(peer))
 
-        def changed() -> Any:
-            nonlocal served_version
-            if served_version == self.version:
-                return None  # as before
-            served_version = self.version
-            return self._configuration()
+    def _context(self, side: int, roots: bytes) -> ssl.SSLContext:
+        """TLS 1.3 with this member's key and certificate; made once for each version of them."""
+        if self._contexts_of != self.version:
+            self._contexts, self._contexts_of = {}, self.version
+        if (side, roots) not in self._contexts:
+            self._contexts[side, roots] = context = ssl.SSLContext(side)
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            context.load_verify_locations(cadata=roots.decode())
+            context.set_alpn_protocols(ALPN)
+            self._load_into(context)
+        return self._contexts[side, roots]
 
-        served = grpc.dynamic_ssl_server_credentials(
-            self._configuration(), changed, require_client_authentication=True
-        )
-        SERVED.append(served)
-        return served
-
-    def _configuration(self) -> Any:
-        roots = b"".join([self.authority, *self.bound.values()])
-        return grpc.ssl_server_certificate_configuration([(self.key, self.certificate)], roots)
-
-    def for_client(self, trusted: bytes | None = None) -> Any:
-        """``trusted``: the only certificates that the other end may show, or authorities of them."""
-        return grpc.ssl_channel_credentials(trusted or self.authority, self.key, self.certificate)
+    def _load_into(self, context: ssl.SSLContext) -> None:
+        """Python reads keys from files only: from one that nobody else can open, encrypted, and soon gone."""
+        password = secrets.token_hex(32)
+        own = serialization.load_pem_private_key(self.key, password=None)
+        hidden = serialization.BestAvailableEncryption(password.encode())
+        with NamedTemporaryFile(suffix=".pem") as file:
+            file.write(own.private_bytes(PEM, serialization.PrivateFormat.PKCS8, hidden) + self.certificate)
+            file.flush()
+            context.load_cert_chain(file.name, password=password)
 
     def authority_of(self, name: str) -> bytes:
         """Who vouches for the member ``name``."""
@@ -228,3 +236,10 @@ def subject_names(certificate: x509.Certificate) -> list[str]:
     except x509.ExtensionNotFound:
         return []
     return extension.value.get_values_for_type(x509.DNSName)
+
+
+@lru_cache(256)
+def name_in(pem: bytes) -> str:
+    """The member whose certificate it is; "" if it is nobody's, or several members'."""
+    names = subject_names(x509.load_pem_x509_certificate(pem))
+    return names[0] if len(names) == 1 else ""

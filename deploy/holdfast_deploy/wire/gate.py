@@ -11,7 +11,6 @@ from holdfast.core.errors import HoldfastError
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.storage.links import ForgedError, MixedRunsError, PutBackError
 from holdfast_deploy.wire.credentials import Credentials
-from holdfast_deploy.wire.doorkeeper import Doorkeeper
 from holdfast_deploy.wire.protocol import Kind, Peer, RefusedError
 
 MOST_CALLS = 16  # of one member at a time; each may hold a frame in memory
@@ -25,11 +24,7 @@ class Gate:
     events: Events
     give_up: Callable[[Exception], None]
     credentials: Credentials | None = None  # None: not known yet, or there are none
-    door: Doorkeeper | None = None
     calls: Counter[str] = field(default_factory=Counter)  # of each member, under way
-    _under_way: Counter[tuple[str, bytes, str]] = field(
-        default_factory=Counter
-    )  # who, its certificate, its connection
 
     @asynccontextmanager
     async def call(self, peer: Peer) -> AsyncIterator[str]:
@@ -40,8 +35,6 @@ class Gate:
         if self.calls[who] >= MOST_CALLS:
             raise self._refused(who, Kind.TOO_MUCH, "too many calls at a time")
         self.calls[who] += 1
-        call = (who, peer.certificate, peer.address)
-        self._under_way[call] += 1
         try:
             self._certified(who, peer.certificate)
             yield who
@@ -58,12 +51,13 @@ class Gate:
             raise self._refused(who, Kind.MALFORMED, str(error)) from None
         except TimeoutError:
             raise self._refused(who, Kind.TOO_SLOW, "too slow, or sent anew") from None
+        except ConnectionError:  # the caller has gone
+            raise
         except OSError as error:  # such as a full disk: the caller tries again
             reason = f"cannot be read or saved: {error.strerror}"
             raise self._refused(who, Kind.NO_ROOM, reason) from None
         finally:
             self.calls[who] -= 1
-            self._under_way -= Counter([call])
 
     def _certified(self, who: str, shown: bytes) -> None:
         """Refuses a certificate that was revoked, or is not by the authority that vouches for its name."""
@@ -73,16 +67,6 @@ class Gate:
             self.credentials.check(who, shown)
         except HoldfastError as error:
             raise RefusedError(Kind.FOR_GOOD, str(error)) from None
-
-    def drop_revoked(self) -> None:
-        """Ends the connections of callers whose certificates hold no longer."""
-        for who, shown, connection in list(self._under_way):
-            try:
-                self._certified(who, shown)
-            except RefusedError as error:
-                self.events.complain("refused", peer=who, reason=str(error))
-                if self.door is not None:
-                    self.door.drop(connection)
 
     def _refused(self, who: str, kind: Kind, reason: str) -> RefusedError:
         self.events.complain("refused", peer=who[:80] or "somebody", reason=reason)

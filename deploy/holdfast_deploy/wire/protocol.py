@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Protocol
 
+import aiohttp
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
 from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.core.errors import HoldfastError
@@ -15,33 +19,28 @@ from holdfast_deploy.ops.events import Events
 from holdfast_deploy.storage.links import KEPT, LinkDigest
 from holdfast_deploy.storage.messages import (
     CHUNK,
-    UNSEALED,
-    Digest,
+    LONGEST_HEADER,
     Header,
     Incarnations,
     Number,
 )
 
-SERVICE = "holdfast.Federation"
+VERSION = "/v2"  # of the wire: every path begins with it
+SYNC, LINKS, RELEASED = f"POST {VERSION}/sync", f"POST {VERSION}/links", f"POST {VERSION}/released"
+REVOCATIONS, STATUS = f"POST {VERSION}/revocations", f"GET {VERSION}/status"
+MEMBERSHIP = f"POST {VERSION}/membership"
+MESSAGES = f"{VERSION}/messages"  # then /ROUND/EXCHANGE; GET fetches, PUT submits
+
+# What stands beside a question, as headers of HTTP:
 NAME_KEY = "holdfast-name"  # without certificates, on loopback only, members say who they are
-MODEL_KEY = "holdfast-model"  # who trains a model of its own says which; see ``OwnModel.identity``
+MODEL_KEY = "holdfast-model"  # a member that trains a model of its own says which; see ``OwnModel.identity``
 READING_KEY = "holdfast-reading"  # what the asker's columns are; see ``Readings.header``
 AUDIT_KEY = "holdfast-audit"  # the asker's ``Head``, for the other's audit log
-PATIENCE = 20.0  # seconds that a question is kept open before the answer is "not yet"
-SILENCE = PATIENCE + 30.0  # seconds without a frame after which a call is given up
-LARGEST_FRAME = CHUNK + (1 << 16)
 
-CONNECTION = [
-    ("grpc.max_receive_message_length", LARGEST_FRAME),
-    ("grpc.max_send_message_length", LARGEST_FRAME),
-    ("grpc.max_metadata_size", 16384),
-    ("grpc.keepalive_time_ms", 30_000),  # a long local phase is no reason to drop a connection
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ("grpc.so_reuseport", 0),  # two processes on one port is a mistake
-]
+PATIENCE = 20.0  # seconds that a question is kept open before the answer is "not yet"
+SILENCE = PATIENCE + 30.0  # seconds without a byte after which a request is given up
+HANDSHAKE = 10.0  # seconds in which both ends have to prove who they are
+LARGEST_PIECE = CHUNK + (1 << 16)  # bytes of a piece that was compressed
 
 
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
@@ -56,9 +55,10 @@ class Kind(Enum):
     TOO_SLOW = 408
     DISAGREE = 409  # about the federation file, the model, the columns: waiting alone does not mend it
     FOR_GOOD = 410  # the asker cannot continue in this run
+    CHANGED = 412  # this is not the message any more that the asker was promised
     FORGED = 422  # see ``ForgedError``
     TOO_MUCH = 429  # at a time
-    NOT_YET = 503  # it does not take part, or not in the same roster
+    NOT_YET = 503  # it does not take part, or not in the same epoch
     NO_ROOM = 507  # on disk, or a file that cannot be read: the asker tries again
 
 
@@ -77,22 +77,33 @@ class Peer:
     name: str  # "": it has none
     address: str = ""
     certificate: bytes = b""  # PEM; b"": without certificates
-    said: Mapping[str, str] = field(default_factory=dict)  # by ``MODEL_KEY`` and the like; "" if nothing
+    said: Mapping[str, str] = field(default_factory=dict)  # by ``MODEL_KEY`` and the like
 
     def says(self, key: str) -> str:
         """What stands beside the question under ``key``; "" if nothing."""
         return self.said.get(key, "")
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """The message of an exchange, from the byte ``offset`` on, if its content is still this one."""
+
+    round: int
+    exchange: int
+    content: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Sending:
+    """A message on its way to a peer."""
+
+    size: int | None  # bytes of all ``pieces``; None: not known before they are compressed
+    whole: int  # bytes of the message
+    pieces: Iterator[bytes]
+
+
 Pieces = AsyncIterator[bytes]
-
-
-async def take_first(pieces: Pieces) -> bytes:
-    """The first piece, which says what is wanted, or what follows."""
-    async with asyncio.timeout(SILENCE):
-        async for piece in pieces:
-            return piece
-    raise HoldfastError(f"nothing, or a frame above {LARGEST_FRAME} bytes")
 
 
 class Answerer(Protocol):
@@ -100,13 +111,37 @@ class Answerer(Protocol):
 
     @property
     def answers(self) -> Mapping[str, Callable[[Peer, bytes], Awaitable[bytes]]]:
-        """The questions with short answers, by name."""
+        """The questions with short answers, by method and path."""
 
-    def fetch(self, peer: Peer, body: bytes) -> AsyncGenerator[bytes, None]:
-        """The message of an exchange, in pieces."""
+    def message(self, peer: Peer, wanted: Wanted) -> AbstractAsyncContextManager[Sending]:
+        """A message, for as long as it is being sent."""
 
-    async def submit(self, peer: Peer, pieces: Pieces) -> bytes:
-        """Takes a message, in pieces."""
+    async def submit(self, peer: Peer, round: int, exchange: int, pieces: Pieces) -> bytes:
+        """Takes a message, whose header comes first."""
+
+
+async def pieces_of(content: aiohttp.StreamReader) -> Pieces:
+    """The body of a request or of an answer, as it comes in; each piece within ``SILENCE``."""
+    while True:
+        try:
+            async with asyncio.timeout(SILENCE):
+                piece, _ = await content.readchunk()
+        except (web.RequestPayloadError, HttpProcessingError) as error:
+            raise HoldfastError(f"not HTTP: {error}") from None
+        if piece:
+            yield piece
+        elif content.at_eof():
+            return
+
+
+async def whole_body(content: aiohttp.StreamReader, most: int = LONGEST_HEADER) -> bytes:
+    """All of a body, which must not have more than ``most`` bytes."""
+    body = bytearray()
+    async for piece in pieces_of(content):
+        body += piece
+        if len(body) > most:
+            raise HoldfastError(f"more than {most} bytes")
+    return bytes(body)
 
 
 def audit_message(events: Events, event: str, header: Header, **who: str) -> None:
@@ -144,18 +179,15 @@ class Ask(BaseModel):
     exchange: Number
     depends_on: Incarnations = {}  # what the asker's state depends on
     passed: list[LinkDigest] = Field(default=[], max_length=KEPT)  # over the link, as the asker saw it
-    offset: Bytes = 0  # how much of the message is there from before, whole pieces
-    content: Digest = UNSEALED  # of the message that this is a part of
 
 
 class Answer(BaseModel):
-    """What comes first in every answer."""
+    """What a question about an exchange is answered."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     round: Number  # where the one who answers is
-    header: Header | None = None  # of the message that follows; None: not yet
-    offset: Bytes = 0  # from where on it follows
+    header: Header | None = None  # of the message, which can be fetched now; None: not yet
     # Whether a sporadic link took part; None: not decided yet. Of a server, False: see ``LeftOut``,
     # and True, without a header: see ``Counted``.
     active: bool | None = None

@@ -1,8 +1,7 @@
-"""The HTTP proxy that the environment names, chosen as gRPC chooses it, and a tunnel through it."""
+"""The HTTP proxy that the environment names, and what asks it for a connection."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import os
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from holdfast.core.errors import HoldfastError
 
-DEFAULT_PORT = 443  # gRPC's
+DEFAULT_PORT = 443
 
 
 @dataclass(frozen=True)
@@ -25,12 +24,12 @@ class Proxy:
 
 
 def proxy_to(host: str, environment: Mapping[str, str] = os.environ) -> Proxy | None:
-    """The proxy through which gRPC dials ``host``; None: it dials it directly.
+    """The proxy through which ``host`` is dialled; None: it is dialled directly.
 
-    gRPC reads the lower-case variables alone, the first of these that is set, and knows HTTP proxies only.
+    Of ``https_proxy`` and ``http_proxy`` the first that is set counts, if it names an HTTP proxy.
     """
-    name = next((n for n in ("grpc_proxy", "https_proxy", "http_proxy") if n in environment), "")
-    spared = environment.get("no_grpc_proxy", environment.get("no_proxy", ""))
+    name = next((n for n in ("https_proxy", "http_proxy") if n in environment), "")
+    spared = environment.get("no_proxy", "")
     try:
         given = urlsplit(environment.get(name, ""))
         if given.scheme != "http" or not given.hostname or _spared(host, spared):
@@ -54,22 +53,10 @@ def _within(host: str, network: str) -> bool:
         return False
 
 
-async def open_tunnel(proxy: Proxy, host: str, port: int) -> asyncio.StreamWriter:
-    """A connection through ``proxy``; ``OSError`` or ``EOFError`` if it gives none."""
+def connect_request(proxy: Proxy, host: str, port: int) -> bytes:
+    """What asks ``proxy`` for a connection to ``host``."""
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     request = [f"CONNECT {place} HTTP/1.1", f"Host: {place}"]
     if proxy.secret:
         request.append(f"Proxy-Authorization: Basic {base64.b64encode(proxy.secret.encode()).decode()}")
-    reader, writer = await asyncio.open_connection(proxy.host, proxy.port)
-    try:
-        writer.write("\r\n".join([*request, "", ""]).encode())
-        answer = await reader.readuntil(b"\r\n\r\n")
-        if not answer.partition(b" ")[2].startswith(b"2"):
-            raise ConnectionRefusedError("the HTTP proxy refuses")
-    except asyncio.LimitOverrunError:
-        writer.close()
-        raise ConnectionRefusedError("the HTTP proxy does not answer in HTTP") from None
-    except BaseException:
-        writer.close()
-        raise
-    return writer
+    return "\r\n".join([*request, "", ""]).encode()

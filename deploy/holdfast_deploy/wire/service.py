@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,29 +23,33 @@ from holdfast_deploy.storage.links import Dependencies, LinkDigests, PutBackErro
 from holdfast_deploy.storage.messages import CHUNK, DamagedError, Header, MessageFile, parse
 from holdfast_deploy.storage.outbox import Outbox
 from holdfast_deploy.storage.store import Store
-from holdfast_deploy.wire.credentials import Credentials, serial_of
+from holdfast_deploy.wire.credentials import serial_of
 from holdfast_deploy.wire.gate import Gate
-from holdfast_deploy.wire.incoming import check_header
-from holdfast_deploy.wire.listening import serve
 from holdfast_deploy.wire.protocol import (
     AUDIT_KEY,
+    LINKS,
     MODEL_KEY,
     PATIENCE,
     READING_KEY,
+    RELEASED,
+    REVOCATIONS,
+    STATUS,
+    SYNC,
     Answer,
     Ask,
     Kind,
     Peer,
     Pieces,
     RefusedError,
+    Sending,
+    Wanted,
     audit_message,
-    take_first,
 )
+from holdfast_deploy.wire.receiving import check_header, header_first
 from holdfast_deploy.wire.revocations import Heard
 from holdfast_deploy.wire.submissions import Intake, Submissions
 
 REPEATS, LATER = 30, 1.0  # how often a member is sent a message at once; seconds that it waits from then on
-MOST_STRANGERS = 4096  # connections without a member, at most half of what the process may open
 
 
 @dataclass
@@ -62,7 +67,6 @@ class Service:
     current_round: Callable[[], int]
     dependencies: Dependencies
     give_up: Callable[[Exception], None]
-    membership: Callable[[Peer, bytes], Awaitable[bytes]] | None = None  # the call, if members may change
     submissions: Submissions | None = None
     link_digests: LinkDigests = field(default_factory=lambda: LinkDigests(""))  # nothing has passed
     readings: Readings = field(default_factory=lambda: Readings("", Reading()))  # nothing is known
@@ -78,82 +82,89 @@ class Service:
         self.gate = Gate({member.name for member in self.federation.members}, self.events, self.give_up)
         self.pool = ThreadPoolExecutor(2, "checking")
         self.intake = Intake(self.federation, self.store.inbox, self.dependencies, self.pool)
-        self._keeping: asyncio.Task[None] | None = None
         self._sent: WeakKeyDictionary[MessageFile, Counter[str]] = WeakKeyDictionary()  # how often, to whom
 
     @property
     def answers(self) -> dict[str, Callable[[Peer, bytes], Awaitable[bytes]]]:
-        """The questions with short answers, by name; ``fetch`` is the one with a long one."""
-        answers: dict[str, Callable[[Peer, bytes], Awaitable[bytes]]] = {
-            "Agree": self.agree,
-            "Release": self.release,
-            "Status": self.tell_status,
-            "Revocations": self.revocations,
+        """The questions with short answers, by method and path. A new one is a line here, and its method."""
+        return {
+            SYNC: self.sync,
+            LINKS: self.agree,
+            RELEASED: self.release,
+            STATUS: self.tell_status,
+            REVOCATIONS: self.revocations,
         }
-        return answers if self.membership is None else answers | {"Membership": self.membership}
-
-    async def listen(self, address: str, credentials: Credentials | None) -> tuple[Any, int]:
-        """Serves on ``address``; the gRPC server and its port."""
-        self.gate.credentials = credentials
-        places = MOST_STRANGERS + 4 * len(self.gate.members)
-        server, port, door = await serve(address, credentials, self, places, self.events)
-        self.gate.door, self._keeping = door, asyncio.create_task(door.keep(port))
-        return server, port
 
     def close(self) -> None:
-        """Looks after nothing any more."""
-        if self._keeping is not None:
-            self._keeping.cancel()
+        """Checks nothing any more."""
         self.pool.shutdown(wait=False)
 
     # --- the questions -----------------------------------------------------------------------------------
 
-    async def fetch(self, peer: Peer, body: bytes) -> AsyncGenerator[bytes, None]:
-        """The message of an exchange, in pieces, as soon as there is one."""
+    async def sync(self, peer: Peer, body: bytes) -> bytes:
+        """Whether there is the message of an exchange, as soon as there is."""
         async with self.gate.call(peer) as who:
             ask = self._question(peer, body)
-            if self.submissions is not None and self.submissions.left_out(who, ask.round):
-                yield self._answer(who, active=False)
-                return
+            if self._left_out(who, ask.round):
+                return self._answer(who, active=False)
             now = self.current_round()  # looked at first: what is published meanwhile is not gone
             message = await self.outbox.find(ask.round, ask.exchange, who, 0.0)
             if message is None:
                 if self.submissions is not None and self.submissions.counted(who, ask.round, ask.exchange):
-                    yield self._answer(who, active=True)
-                    return
+                    return self._answer(who, active=True)
                 self._refuse_if_gone(who, ask, now)
                 message = await self.outbox.find(ask.round, ask.exchange, who, PATIENCE)
             if message is None:
-                yield self._answer(who)
-                return
-            if self.submissions is not None and self.submissions.left_out(who, ask.round):  # meanwhile
-                yield self._answer(who, active=False)
-                return
+                return self._answer(who)
+            if self._left_out(who, ask.round):  # meanwhile
+                return self._answer(who, active=False)
             if self.served.get(who) == message.path:  # it did not arrive well: is the file as it was written?
                 await self._verify(message)
+            return self._answer(who, header=message.header)
+
+    @asynccontextmanager
+    async def message(self, peer: Peer, wanted: Wanted) -> AsyncIterator[Sending]:
+        """The message that ``sync`` has announced, for as long as it is being sent."""
+        async with self.gate.call(peer) as who:
+            self._trains_the_same(peer)
+            if wanted.round > self.federation.last_message_round or not self.may_fetch(who, wanted.round):
+                raise RefusedError(Kind.NOT_ALLOWED, "not a neighbour")
+            message = await self.outbox.find(wanted.round, wanted.exchange, who, 0.0)
+            if (
+                message is None
+                or message.header.content != wanted.content
+                or self._left_out(who, wanted.round)
+            ):
+                raise RefusedError(Kind.CHANGED, "there is no such message: ask whether there is another")
+            header, lossless = message.header, self.federation.compression == "lossless"
+            if wanted.offset > max(header.size - 1, 0) or (lossless and wanted.offset % CHUNK):
+                raise HoldfastError(f"Range: no piece begins at byte {wanted.offset}")
             self.served[who] = message.path
-            if ask.round == self.federation.last_message_round and self.submissions is None:
+            if wanted.round == self.federation.last_message_round and self.submissions is None:
                 # Written down before it has our final message: then it may be gone, and is not waited for.
-                self.store.decide(ask.round, 0, who, True)
-            header = message.header
-            resumes = ask.content == header.content and ask.offset < header.size and ask.offset % CHUNK == 0
-            offset = ask.offset if resumes else 0
+                self.store.decide(wanted.round, 0, who, True)
             await self._slow_down(who, message)
             self.events.require_room()
             self._passed("sent", header, peer)
             await self.events.lasting()  # nothing leaves without a line that survives a power cut
-            yield self._answer(who, header=header, offset=offset)
-            for frame in message.frames(self.federation.compression == "lossless", offset):
-                self.bytes_served += len(frame)
-                yield frame
-            self.fetched[who] = max(ask.round, self.fetched.get(who, 0))
+            frames = self._counted(message.frames(lossless, wanted.offset))
+            yield Sending(None if lossless else header.size - wanted.offset, header.size, frames)
+            self.fetched[who] = max(wanted.round, self.fetched.get(who, 0))
             self.outbox.wake()
+
+    def _counted(self, frames: Iterator[bytes]) -> Iterator[bytes]:
+        for frame in frames:
+            self.bytes_served += len(frame)
+            yield frame
+
+    def _left_out(self, who: str, round: int) -> bool:
+        return self.submissions is not None and self.submissions.left_out(who, round)
 
     async def agree(self, peer: Peer, body: bytes) -> bytes:
         """Whether the sporadic link to the asker took part, as soon as that is decided."""
         async with self.gate.call(peer) as who:
             ask = self._question(peer, body)
-            now = self.current_round()  # looked at first, as in ``fetch``
+            now = self.current_round()  # looked at first, as in ``sync``
             if self.store.decision(ask.round, ask.exchange, who) is None:
                 self._refuse_if_gone(who, ask, now)
             until = self.outbox.loop.time() + PATIENCE
@@ -170,19 +181,20 @@ class Service:
             self.outbox.wake()
             return self._answer(who)
 
-    async def submit(self, peer: Peer, pieces: Pieces) -> bytes:
-        """A client's message to a server, in pieces; answered when it is safe on disk."""
+    async def submit(self, peer: Peer, round: int, exchange: int, pieces: Pieces) -> bytes:
+        """A client's message to a server, after its header; answered when it is safe on disk."""
         async with self.gate.call(peer) as who:
             if self.submissions is None:
                 raise RefusedError(Kind.NOT_ALLOWED, "this is no server")
             self._trains_the_same(peer)
-            header = parse(Header, await take_first(pieces))
+            text, pieces = await header_first(pieces)
+            header: Header = parse(Header, text)
             check_header(
                 header,
                 federation=self.federation.id,
                 sender=who,
-                round=header.round,
-                exchange=header.exchange,
+                round=round,
+                exchange=exchange,
                 tensors=None,
                 limit=self.federation.limits.message_mib * 2**20,
             )
@@ -227,7 +239,7 @@ class Service:
         self._trains_the_same(peer)
         ask: Ask = parse(Ask, body)
         if ask.federation != self.federation.id:
-            if self.membership is not None:  # soon both are in the same
+            if self.federation.membership is not None:  # soon both are in the same
                 raise RefusedError(Kind.NOT_YET, "in another roster, or with another federation file")
             raise RefusedError(Kind.DISAGREE, "another federation file; compare yours with theirs")
         if ask.start != self.start:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
-import grpc
-
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.storage.messages import parse
-from holdfast_deploy.wire.dialling import Unreachable
-from holdfast_deploy.wire.links import Connection
+from holdfast_deploy.wire.client import Connection
+from holdfast_deploy.wire.dial import Unreachable
+from holdfast_deploy.wire.protocol import REVOCATIONS, RefusedError
 from holdfast_deploy.wire.revocations import Heard
 
 TURNS = 8  # of one talk; most often, both have the same list
@@ -23,17 +20,12 @@ async def share_revocations(link: Connection) -> bool:
     question = own.revocations.tell()
     for _ in range(TURNS):
         try:
-            said = await link.say("Revocations", question.model_dump_json().encode())
+            said = await link.say(REVOCATIONS, question.model_dump_json().encode())
             heard: Heard = parse(Heard, said)
             if heard.lacking is not None:
                 own.learn(heard.lacking, link.federation.coordinator)
-        except (Unreachable, TimeoutError, grpc.aio.AioRpcError, grpc.aio.UsageError):
+        except (Unreachable, TimeoutError, RefusedError):
             return False
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return False  # the connection was closed by us: see ``Connection.drop_if_revoked``
         except HoldfastError as error:
             link.events.complain("revocations", peer=link.peer, reason=str(error))
             return True

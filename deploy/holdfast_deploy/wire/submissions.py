@@ -13,8 +13,8 @@ from holdfast_deploy.federation import SLOWEST, Federation
 from holdfast_deploy.storage.links import Dependencies
 from holdfast_deploy.storage.messages import Header
 from holdfast_deploy.storage.store import message_name
-from holdfast_deploy.wire.incoming import Incoming, receive
 from holdfast_deploy.wire.protocol import SILENCE, Pieces
+from holdfast_deploy.wire.receiving import Incoming, expanded, receive
 
 
 class Submissions(Protocol):
@@ -52,7 +52,9 @@ class Intake:
         async with asyncio.timeout(SILENCE + header.size / SLOWEST) as until:
             self.under_way[who] = until
             try:
-                incoming = Incoming(header, path, self.federation.compression == "lossless")
+                incoming = Incoming(header, path)
+                if self.federation.compression == "lossless":
+                    pieces = expanded(pieces, header, 0)
                 try:
                     message = await receive(pieces, incoming, keep=True, pool=self.pool)
                 finally:

@@ -6,29 +6,47 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-import grpc
-
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import REFUSED, TRY_LATER, HoldfastError
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.storage.disk_full import NO_ROOM
 from holdfast_deploy.storage.links import ForgedError, MixedRunsError
 from holdfast_deploy.storage.messages import DamagedError
-from holdfast_deploy.wire.dialling import (
-    RefusedForGoodError,
-    Unreachable,
-    Wait,
-    WaitLimitError,
-    reason,
-)
-from holdfast_deploy.wire.listening import FOR_GOOD, FORGED
-from holdfast_deploy.wire.protocol import PATIENCE
+from holdfast_deploy.wire.dial import Unreachable
+from holdfast_deploy.wire.protocol import PATIENCE, Kind, RefusedError
 
 JITTER = random.Random()  # the global generator may be seeded for the transforms of a data set
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds between attempts
 
 T = TypeVar("T")
+
+
+class WaitLimitError(HoldfastError):
+    """A neighbour was waited for in vain; the member can be started again."""
+
+    exit_code = TRY_LATER
+
+
+class RefusedForGoodError(HoldfastError):
+    """Another member will never give what was asked for: going on together is impossible."""
+
+    exit_code = REFUSED
+
+
+@dataclass
+class Wait:
+    """Who is waited for, since when, and what the matter is."""
+
+    peer: str
+    since: float
+    problem: str = ""
+
+    def __str__(self) -> str:
+        seconds = time.monotonic() - self.since
+        passed = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+        return f"waiting for {self.peer} ({passed})" + (f": {self.problem}" if self.problem else "")
 
 
 class Link(Protocol):
@@ -41,7 +59,7 @@ class Link(Protocol):
     retries: int
 
 
-async def patiently(link: Link, attempt: Callable[[], Awaitable[T | None]], limit: float) -> T:
+async def retry(link: Link, attempt: Callable[[], Awaitable[T | None]], limit: float) -> T:
     """Repeats ``attempt`` until it gives something, for ``limit`` seconds.
 
     The limit counts from the beginning, or from when the peer was first heard to be a round further.
@@ -59,20 +77,14 @@ async def patiently(link: Link, attempt: Callable[[], Awaitable[T | None]], limi
                 if result is not None:
                     return result
                 wait.problem = ""
-            except grpc.aio.AioRpcError as error:
-                if error.code() is FORGED:
-                    raise ForgedError(f"{link.peer} says: {reason(error)}") from None
-                if error.code() is FOR_GOOD:
-                    raise RefusedForGoodError(f"{link.peer} refuses: {reason(error)}") from None
-                wait.problem = reason(error)
-                if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
-                    # We disagree about the file or the model, which waiting alone does not mend.
+            except RefusedError as error:
+                if error.kind is Kind.FORGED:
+                    raise ForgedError(f"{link.peer} says: {error}") from None
+                if error.kind is Kind.FOR_GOOD:
+                    raise RefusedForGoodError(f"{link.peer} refuses: {error}") from None
+                wait.problem = str(error)
+                if error.kind is Kind.DISAGREE:  # which waiting alone does not mend
                     link.events.complain("refused by", peer=link.peer, reason=wait.problem)
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise
-                wait.problem = "the connection was closed"  # by us: see ``drop_if_revoked``
             except Unreachable as error:
                 wait.problem = str(error)
             except TimeoutError:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -197,3 +200,29 @@ def test_a_crowd_at_the_door_does_not_crash_a_member(tmp_path: Path) -> None:
     finally:
         member.kill()
         member.join()
+
+
+def test_requests_are_read_by_the_parser_that_others_have_tested() -> None:
+    """aiohttp has another one, in Python, for where its extensions are missing."""
+    program = """
+import asyncio
+from holdfast.core.errors import HoldfastError
+from holdfast_deploy.ops.events import Events, silence
+from holdfast_deploy.wire.server import Server
+
+async def serve():
+    Server(lambda: None, None, Events("a", silence))
+
+try:
+    asyncio.run(serve())
+except HoldfastError as error:
+    print(error)
+"""
+    for extra, told in (({}, ""), ({"AIOHTTP_NO_EXTENSIONS": "1"}, "aiohttp runs without its C parser")):
+        environment = {**os.environ, **extra}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(told)
+        assert bool(done.stdout) == bool(told)

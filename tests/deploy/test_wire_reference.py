@@ -81,7 +81,9 @@ def test_the_second_implementation_knows_nothing_of_holdfast() -> None:
     assert not any(name.startswith("holdfast") for name in imported)
 
 
-def test_it_takes_part_from_the_first_round_to_the_farewell(pair: tuple[DeployedRun, SecondMember]) -> None:
+def test_it_takes_part_from_the_first_round_to_the_last(
+    pair: tuple[DeployedRun, SecondMember],
+) -> None:
     run, second = pair
     x = np.random.default_rng(0).standard_normal((1, DIM), dtype=np.float32)
     theirs = run.members["a"].x0.numpy()[None].copy()  # a lets go of it as soon as it has begun

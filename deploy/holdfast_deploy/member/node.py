@@ -18,12 +18,11 @@ from holdfast.core.tree import leaves
 from holdfast.engines.common.channel_run import split_channel_state, with_channel_state
 from holdfast.engines.common.counters import Accesses, Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
-from holdfast.problem.statistics import from_moments
 from holdfast_deploy.federation import Federation
-from holdfast_deploy.member.batch_norm import averaged, statistics_like
 from holdfast_deploy.member.finish import finish
 from holdfast_deploy.member.masked_client import MaskedClient
 from holdfast_deploy.member.network import Hosting
+from holdfast_deploy.member.node_models import NodeModels
 from holdfast_deploy.member.node_rounds import Broadcast, client_round, graph_round, graph_start
 from holdfast_deploy.member.pace import Pace
 from holdfast_deploy.member.privacy import Releaser, SamplePrivacy, node_privacy, with_own_noise
@@ -31,8 +30,7 @@ from holdfast_deploy.member.session import Finished, Session, run_rounds
 from holdfast_deploy.member.state import Handover, MemberState, RoundContext
 from holdfast_deploy.member.template import channel_memories, new_channel_run, state_template
 from holdfast_deploy.site import Site
-from holdfast_deploy.storage.messages import DamagedError, Incarnations, specs
-from holdfast_deploy.storage.results import read_results, write_model
+from holdfast_deploy.storage.messages import Incarnations, specs
 from holdfast_deploy.storage.store import message_key, remove
 from holdfast_deploy.wire.protocol import LeftOut
 
@@ -68,6 +66,8 @@ class Node:
             steps = vars(federation.method)["local_steps"]
             most = steps[site.node] if isinstance(steps, tuple) else steps
             self.pace = Pace(session.folder, self.site.problem, federation.round.budget, most)
+        names = [federation.names[j] for j in self.all_neighbours]
+        self.models = NodeModels(session, self.site, names)
         self.work = Work()
         self.state: MemberState | None = None  # what was saved, until the rounds begin
         self._without_start = False
@@ -100,11 +100,11 @@ class Node:
     def run(self) -> Tensor:
         """The model, [d]."""
         session = self.session
-        if (model := self._read_results()) is None:
+        if (model := self.models.read()) is None:
             session.log_beginning()
             start, self.state = self.state, None
             model, personal = self._train(start)
-            self._write_results(model, personal)
+            self.models.write(model, personal, self.work)
         if (session.folder / "parted").exists():
             session.exchange.phase = "finished"
             session.events.log("finished already", round=session.done)
@@ -195,7 +195,7 @@ class Node:
     def _finished(self, state: MemberState, model: Callable[[], Tensor]) -> Finished:
         """The state after a round, of which the ``model`` [1, d] is measured, and kept for a roster."""
         session = self.session
-        self.measure(model())
+        self.models.measure(model(), self.work)
         session.keep_model(state.round, lambda: model()[0])
         return self._described(state)
 
@@ -310,7 +310,7 @@ class Node:
         session.exchange.exchanged(server, key[0], [], [file.header.content])
         model: Tensor = session.exchange.retry_while_full(lambda: file.read(row, session.x0.device))
         session.exchange.done = federation.rounds
-        self.measure(model[None])
+        self.models.measure(model[None], self.work)
         return model
 
     def _submit_again(self) -> None:
@@ -318,80 +318,6 @@ class Node:
         for message in list(self.session.outbox.messages.values()):
             if message.header.round <= self.session.done:
                 self.session.exchange.submit(message)
-
-    # --- figures and models ---------------------------------------------------------------------------------
-
-    def measure(self, row: Tensor) -> None:
-        """Figures of the node's own model, on its own data, into metrics.csv."""
-        session, rounds = self.session, self.federation.rounds
-        r = session.exchange.message_round
-        if r % self.federation.evaluate_every and r < rounds:
-            return
-        session.accounts.metrics = self.site.measure(row.detach())
-        links = 1 if self.federation.member_network.is_server else len(self.all_neighbours)
-        session.accounts.record_round(min(r, rounds), self.work, links)
-        if session.accounts.record.is_best():
-            self._keep_best(row.detach())
-
-    def _keep_best(self, row: Tensor) -> None:
-        """Writes down the model [1, d], or with statistics, that did best on the node's own test split."""
-        session, problem = self.session, self.site.problem
-        if row.shape[-1] == problem.model.dim:
-            row = problem.tester.complete(row, problem.here)
-        notes = {
-            "federation": self.federation.name,
-            "node": session.name,
-            "round": session.exchange.message_round,
-        }
-        notes |= session.accounts.metrics
-        session.exchange.retry_while_full(
-            partial(write_model, session.folder, problem.model, row[0], notes, "best")
-        )
-
-    def _write_results(self, model: Tensor, personal: Tensor | None) -> None:
-        """The model and the personal one, if any, as their modules' states, and the report of this node."""
-        session, problem, rows = self.session, self.site.problem, {"model": model}
-        notes = {"federation": self.federation.name, "node": session.name, "rounds": self.federation.rounds}
-        if personal is not None:
-            rows["personal"] = personal
-        complete = self._complete([row.to(problem.x0) for row in rows.values()])
-        for name, row in zip(rows, complete, strict=True):
-            session.exchange.retry_while_full(
-                partial(write_model, session.folder, problem.model, row, notes, name)
-            )
-        session.write_report(rows)
-
-    def _complete(self, rows: list[Tensor]) -> list[Tensor]:
-        """Finished models [d] with BatchNorm's statistics, if any: the node's own, or all nodes' average.
-
-        Figures by round are of models with the node's own; those of the last round are measured again.
-        """
-        session, problem, federation = self.session, self.site.problem, self.federation
-        if statistics_like(federation, problem.model) is None:
-            return [problem.tester.complete(row[None], problem.here)[0] for row in rows]
-        session.exchange.message_round, session.exchange.phase = federation.rounds + 1, "averaging statistics"
-        own = torch.cat([problem.tester.moments(row[None], problem.here) for row in rows])
-        names = [federation.names[j] for j in self.all_neighbours]
-        mean = averaged(own, federation, self.node, names, session.accounts.costs.traffic, session.exchange)
-        complete = torch.cat([torch.stack(rows), from_moments(mean).flatten(1)], 1)
-        self.measure(complete[:1])
-        return list(complete)
-
-    def _read_results(self) -> Tensor | None:
-        """The model, [d], of a node that has finished: the server may be gone since.
-
-        None if it has not, or if a file is damaged: then the model comes from the state, or from the server.
-        """
-        session = self.session
-        if not (session.folder / "report.json").exists():
-            return None
-        try:
-            model, session.accounts.metrics = read_results(session.folder, self.site.problem.model)
-        except DamagedError as error:
-            session.events.complain("a file is damaged", reason=f"{error}: it is written again")
-            return None
-        session.exchange.done = self.federation.rounds
-        return model.to(session.x0)
 
     # --- what the session asks ------------------------------------------------------------------------------
 

@@ -141,7 +141,7 @@ class NodeInbox(Generic[M]):
     like: M  # a message, on the device "meta"
     wire: Any  # how it travelled, likewise
     device: torch.device
-    weights: dict[int, float]  # of this node and of everybody whose message came
+    weights: dict[int, float]  # of this node and of all whose messages came
     senders: list[int]  # those others
     files: dict[int, MessageFile]  # of this node and of the others
     channel: Channel

@@ -98,7 +98,7 @@ class Releases:
         return len(self.spent.known)
 
     def require(self, count: int) -> None:
-        """Refuses to go on if not even ``count`` releases are known any more."""
+        """Refuses to continue if not even ``count`` releases are known any more."""
         if self.count < count:
             raise HoldfastError(
                 f"{self.spent.path} has {self.count} releases, and there were {count} when the state was "
@@ -197,7 +197,7 @@ class ServerPrivacy:
     def charge(self, round: int, names: Sequence[str]) -> None:
         """Before the model after ``round`` is saved or sent: pays for the messages of ``names`` in it.
 
-        Nobody but the server knows who was in a secret cohort, so everybody pays for that.
+        Only the server knows which clients were in a secret cohort, so all nodes pay for that.
         """
         if self.rate < 1.0:
             self.releases.charge([(self.rate, 1)], draw=f"{self.releases.draws} {round}")

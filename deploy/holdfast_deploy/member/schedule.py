@@ -43,7 +43,7 @@ class Schedule:
 
     A method with a state on the server exchanges once in each round, with the round's cohort, or with secure
     aggregation once in each of its phases. A method without a leader may exchange several times in a round,
-    or not at all, with everybody.
+    or not at all, with all nodes.
     """
 
     def __init__(
@@ -107,5 +107,5 @@ class Schedule:
         return [names[i] for i in chosen.tolist()]
 
     def asked(self, name: str, message_round: int) -> bool:
-        """Whether ``name`` takes part in a round; in what is no round, everybody does."""
+        """Whether ``name`` takes part in a round; in what is no round, all nodes do."""
         return not 1 <= message_round <= self.federation.rounds or name in self._senders(message_round)

@@ -37,7 +37,7 @@ class Costs:
     delivery_bytes: int = 0  # the finished model, handed out by a server
 
     def copy(self) -> Costs:
-        """As they are now: the original goes on counting."""
+        """As they are now: the original continues to count."""
         return replace(self, traffic=replace(self.traffic))
 
 

@@ -32,7 +32,7 @@ START_ANEW = "stop all members, delete all their folders, and start all of them 
 
 
 class MixedRunsError(HoldfastError):
-    """The members called ``names`` have started anew while others went on."""
+    """The members called ``names`` have started again in empty folders while others continued."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names

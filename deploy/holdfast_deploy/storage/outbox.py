@@ -53,7 +53,7 @@ class Outbox:
 
     def _lose(self, key: Key, error: DamagedError) -> None:
         self.events.complain("a published message is damaged", reason=str(error), round=key[0])
-        self.lost.add(key[0])  # before it is gone, so that nobody is told that it is gone for good
+        self.lost.add(key[0])  # before it is gone, so that no peer hears that it is gone for good
         self.messages.pop(key, None)
         remove(self.store.outbox / message_name(*key))
 
@@ -78,7 +78,7 @@ class Outbox:
             remove(self.store.outbox / message_name(*key))
 
     def wake(self) -> None:
-        """Lets everybody who waits look again."""
+        """Lets all that wait look again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -110,8 +110,8 @@ class Outbox:
     def prune(self, below: int, recipients: Callable[[int], list[str]]) -> None:
         """Forgets messages of rounds before ``below`` that nobody will ask for.
 
-        ``recipients`` says who is to have what is sent to everybody in a round. A model for those who join is
-        kept: they may come late.
+        ``recipients`` says which members are to have what is sent to all in a round. A model for those who
+        join is kept: they may come late.
         """
         for key in [key for key in list(self.messages) if key[0] < below and key[1] != HANDED_OVER]:
             wanted_by = [key[2]] if key[2] else recipients(key[0])

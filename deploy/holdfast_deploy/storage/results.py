@@ -37,7 +37,7 @@ class Table:
     """Lines by round. A line is on disk when ``add`` returns; a torn one is cut off before the next.
 
     What a round costs does not depend on how many there were before. The file is read at the start and when
-    rounds are done again, and written anew only when there is a figure that the rounds before did not have.
+    rounds are done again, and written again only when there is a figure that the rounds before did not have.
     """
 
     def __init__(self, path: Path, job: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ class Table:
             with self.path.open("r+b") as file:
                 file.truncate(len(kept))
             self._note(columns, rows, len(kept))
-        return rows  # a file that looks otherwise is written anew with the next row
+        return rows  # a file that looks otherwise is written again with the next row
 
     def add(self, row: Row) -> None:
         """Appends the figures of a round; those of the same round and later ones, if any, are replaced."""

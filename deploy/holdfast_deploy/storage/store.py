@@ -1,7 +1,7 @@
 """A member's directory: all that it needs to come back after a crash as if nothing had happened.
 
 ``state`` is the member's state after its last finished round, ``state.previous`` the one before. ``outbox``
-holds messages since, each written before anybody can fetch it, until everybody who is to have it has moved
+holds messages since, each written before any member can fetch it, until all that are to have it have moved
 on. ``inbox`` holds what came in for the last finished round and for the one under way. From it and from
 ``state.previous`` the last finished round can be computed again if ``state`` or a message of it is damaged.
 """
@@ -183,7 +183,7 @@ class Store:
         self._newest = done
 
     def saved_state(self, lost: Collection[int] = ()) -> MessageFile | None:
-        """The state to go on from, None if that is the very beginning.
+        """The state to continue from, None if that is the very beginning.
 
         That is the newest one. It is the one before if the newest is damaged, or if its round is among the
         ``lost`` ones, of which a message is to be computed again.
@@ -265,7 +265,7 @@ def _whole(folder: Path) -> list[Path]:
 
 
 def message_name(round: int, exchange: int, member: str = "") -> str:
-    """The file of a message to or from ``member``, or to everybody."""
+    """The file of a message to or from ``member``, or to all."""
     return f"{round}-{exchange}" + (f"-{member}" if member else "")
 
 
@@ -278,7 +278,7 @@ def message_key(name: str) -> tuple[int, int, str]:
 
 
 def clear(folder: Path) -> None:
-    """Removes all that a store needs to go on; what is left for people stays."""
+    """Removes all that a store continues from; what is left for people stays."""
     for name in ("state", "state.previous"):
         remove(folder / name)
     for name in ("outbox", "inbox", "decisions", "models"):

@@ -1,1 +1,1 @@
-"""The same algorithms between real machines: one node next to its own data, messages over gRPC and TLS."""
+"""The same algorithms between real machines: one node next to its own data, messages over mutual TLS."""

@@ -19,20 +19,20 @@ from holdfast.core.errors import REFUSED, HoldfastError
 from holdfast_deploy.federation_file import make_federation, read_federation
 from holdfast_deploy.keys import make_key, public_key
 from holdfast_deploy.ops.events import Events
-from holdfast_deploy.wire import vigil
+from holdfast_deploy.wire import certificate_watch
 from holdfast_deploy.wire.authority import (
     make_authority,
     make_certificates,
     make_request,
     sign_request,
 )
+from holdfast_deploy.wire.certificate_watch import watch_certificates
 from holdfast_deploy.wire.credentials import Credentials, load_credentials, serial_of
 from holdfast_deploy.wire.dial import Unreachable, way_to
 from holdfast_deploy.wire.line import Line
 from holdfast_deploy.wire.protocol import STATUS
 from holdfast_deploy.wire.retry import RefusedForGoodError
 from holdfast_deploy.wire.revocations import SEEN, Known, Revoked, read_revocations, revoke
-from holdfast_deploy.wire.vigil import watch_certificates
 
 GECL = {"name": "local-gecl", "lr": 0.1}
 
@@ -141,7 +141,7 @@ def test_a_certificate_that_expires_is_said_to_have(tmp_path: Path) -> None:
         watching = asyncio.create_task(watch_certificates(soon_over, None, Events("a", log.append), list))
         await asyncio.sleep(0.2)
         soon_over.certificate = expired
-        await asyncio.wait([watching], timeout=1.5 * vigil.WATCH)
+        await asyncio.wait([watching], timeout=1.5 * certificate_watch.WATCH)
         watching.cancel()
 
     asyncio.run(watch())
@@ -439,13 +439,13 @@ def test_keys_that_others_on_the_machine_can_read_are_warned_of(tmp_path: Path) 
 def test_certificates_that_are_away_are_missed_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vigil, "WATCH", 0.01)
+    monkeypatch.setattr(certificate_watch, "WATCH", 0.01)
     make_certificates(tmp_path / "certs", "test", ["a"], days=90)
     credentials, log = load_credentials(tmp_path / "certs", "a"), list[dict[str, object]]()
 
     async def watch() -> None:
         watching = asyncio.ensure_future(
-            vigil.watch_certificates(credentials, None, Events("a", log.append), lambda: None)
+            certificate_watch.watch_certificates(credentials, None, Events("a", log.append), lambda: None)
         )
         for _ in range(2):
             (tmp_path / "certs").rename(tmp_path / "away")

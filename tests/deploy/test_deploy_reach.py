@@ -28,7 +28,7 @@ LARGE = {"input_shape": [1_000_000]}  # three classes: a message of 12 MB
 
 
 def test_a_node_behind_a_proxy_takes_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gRPC asks the proxy that the environment names, as most programs do."""
+    """A member asks the proxy that the environment names, as most programs do."""
     direct = describe(GECL, rounds=3)
     calm = calm_run(direct)
     run = DeployedRun(make_federation(relayed(direct, "abc"), "test"), tmp_path)
@@ -134,7 +134,7 @@ def test_a_relay_killed_again_and_again_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_proxy_that_refuses_is_told_by_status_in_its_own_words(tmp_path: Path) -> None:
-    """gRPC has more to say about it, on standard error."""
+    """In its own words, and in one line."""
     path = write(describe(GOSSIP, nodes=2), tmp_path)
     path.write_text(path.read_text().replace("127.0.0.1", "peer.invalid"))
     asked: list[bytes] = []

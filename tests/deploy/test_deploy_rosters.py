@@ -282,8 +282,8 @@ def test_a_server_that_has_lost_all_its_nodes_goes_on_with_those_that_are_back(
         threads.stop(name)
         del threads.threads[name]
     hub = threads.members["hub"]
-    assert hub.keeper is not None
-    threads.until(lambda: all(map(hub.keeper.lost, "abc")) and hub.keeper.due_since is not None)
+    assert hub.rosters is not None
+    threads.until(lambda: all(map(hub.rosters.lost, "abc")) and hub.rosters.due_since is not None)
     threads.limit = 13
     for name in "ab":
         threads.start(name)
@@ -427,7 +427,7 @@ def test_who_proposes_takes_over_an_order_that_others_have_heard_of_before_it(
     for name in "abc":
         threads.start(name)
     threads.hold(2)
-    beginner = threads.members["a"].keeper
+    beginner = threads.members["a"].rosters
     assert beginner is not None
     broken = beginner.view.presence.broken
     threads.members["a"].network.loop.call_soon_threadsafe(broken.add, "a")  # a reason to begin

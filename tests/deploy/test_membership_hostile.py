@@ -106,7 +106,7 @@ def test_a_liar_about_ballots_and_orders_does_not_keep_the_others_from_agreeing(
     for name in "abcd":
         threads.start(name)
     threads.hold(3)
-    liar, b = (threads.members[name].keeper for name in "ab")
+    liar, b = (threads.members[name].rosters for name in "ab")
     assert liar is not None
     assert b is not None
     monkeypatch.setattr(liar, "change_is_due", lambda: False)  # it lies about an order, and begins no roster
@@ -139,7 +139,7 @@ def test_no_roster_begins_after_the_last_round(tmp_path: Path) -> None:
     for name in "abc":
         threads.start(name)
     threads.hold(2)
-    a = threads.members["a"].keeper
+    a = threads.members["a"].rosters
     assert a is not None
     late = Roster(number=1, first=9, nodes=a.view.log.roster.nodes, joined=["b", "c"])
     with pytest.raises(HoldfastError, match="does not follow"):

@@ -1,6 +1,6 @@
-"""Real processes, to be killed at will, without importing torch anew in each.
+"""Real processes, to be killed at will, without importing torch again in each.
 
-A server process that has imported everything, and never touched gRPC, forks them.
+A server process that has imported everything forks them.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from holdfast.problem.losses import LOSSES
 from holdfast.problem.model_problem import ModelProblem
 from holdfast_deploy.federation import LimitsConfig
 from holdfast_deploy.federation_file import FederationFile
-from holdfast_deploy.member.lifetime import run_through_epochs
+from holdfast_deploy.member.lifetime import run_through_rosters
 from holdfast_deploy.member.node import open_node
 from holdfast_deploy.member.server import open_server
 from holdfast_deploy.member.session import Session
@@ -141,7 +141,7 @@ class Threads:
         events = Events(name, self.write)
         try:
             credentials = self.credentials(name)
-            model = run_through_epochs(file, name, folder, credentials, events, make, run, listen=listen)
+            model = run_through_rosters(file, name, folder, credentials, events, make, run, listen=listen)
             if model is not None:
                 self.models[name] = model
         except BaseException as error:

@@ -23,7 +23,7 @@ from holdfast.report.format import bytes_text
 from holdfast.report.live import answers, is_local, respond
 from holdfast_deploy.cli.options import Log
 from holdfast_deploy.federation_file import FederationFile
-from holdfast_deploy.member.lifetime import run_through_epochs
+from holdfast_deploy.member.lifetime import run_through_rosters
 from holdfast_deploy.member.network import Hosting
 from holdfast_deploy.member.node import Node
 from holdfast_deploy.member.session import Session
@@ -98,7 +98,7 @@ def host(
         if monitor is not None:
             stack.enter_context(monitor_page(folder, watched, federation.shared_metrics, monitor))
         try:
-            run_through_epochs(
+            run_through_rosters(
                 federation,
                 name,
                 folder,

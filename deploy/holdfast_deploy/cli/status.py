@@ -126,7 +126,7 @@ def _roster_text(answer: dict[str, Any]) -> str:
 
 
 def _expiry(days: float | None) -> str:
-    from holdfast_deploy.wire.vigil import WARN_DAYS
+    from holdfast_deploy.wire.certificate_watch import WARN_DAYS
 
     return f"certificate expires in {days:.0f} days" if days is not None and days < WARN_DAYS else ""
 

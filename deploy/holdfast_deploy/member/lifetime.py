@@ -21,7 +21,7 @@ from holdfast_deploy.wire.credentials import Credentials
 T = TypeVar("T")
 
 
-def run_through_epochs(
+def run_through_rosters(
     federation: Federation,
     name: str,
     folder: Path,
@@ -43,21 +43,21 @@ def run_through_epochs(
         with make(federation, Hosting(credentials=credentials, events=events, network=network)) as member:
             return run(member)
     shared = network or NetworkThread()
-    keeper = MembershipService(federation, name, folder, credentials, events, shared.loop)
+    service = MembershipService(federation, name, folder, credentials, events, shared.loop)
     try:
         while True:
-            outside(partial(status_outside, keeper, shared.loop.time()))
-            _wait(shared, keeper.admit(listen))
-            hosting = Hosting(credentials=credentials, events=events, network=shared, keeper=keeper)
+            outside(partial(status_outside, service, shared.loop.time()))
+            _wait(shared, service.admit(listen))
+            hosting = Hosting(credentials=credentials, events=events, network=shared, rosters=service)
             try:
-                with make(keeper.view.log.federation, hosting) as member:
+                with make(service.view.log.federation, hosting) as member:
                     return run(member)
             except RosterChanged:
                 continue
             except BeyondRepairError as error:
-                keeper.start_again(error)
+                service.start_again(error)
     finally:
-        keeper.close()
+        service.close()
         if network is None:
             shared.close()
 

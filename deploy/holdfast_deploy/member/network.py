@@ -41,4 +41,4 @@ class Hosting(TypedDict):
     credentials: Credentials | None
     events: Events
     network: NotRequired[NetworkThread | None]  # shared by several members of one process
-    keeper: NotRequired[MembershipService | None]  # where members may change
+    rosters: NotRequired[MembershipService | None]  # where members may change

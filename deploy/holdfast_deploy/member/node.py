@@ -337,7 +337,7 @@ class Node:
 
     def may_fetch(self, who: str, message_round: int) -> bool:
         names = self.federation.names
-        if self.session.keeper is not None and message_round == self.federation.first_round:
+        if self.session.rosters is not None and message_round == self.federation.first_round:
             return who in names  # one that joins may ask for a model
         return who in names and names.index(who) in self._neighbours(message_round)
 
@@ -363,7 +363,7 @@ class Node:
 
     @property
     def _companions(self) -> list[int]:
-        if self.session.keeper is None:
+        if self.session.rosters is None:
             return self.all_neighbours
         return [j for j in range(len(self.federation.node)) if j != self.node]
 

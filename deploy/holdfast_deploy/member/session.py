@@ -53,11 +53,11 @@ from holdfast_deploy.storage.outbox import Outbox
 from holdfast_deploy.storage.results import Record, Status, digests
 from holdfast_deploy.storage.snapshots import keep
 from holdfast_deploy.storage.store import FolderGoneError, Store, data_digest, message_key, remove
+from holdfast_deploy.wire.certificate_watch import watch_certificates
 from holdfast_deploy.wire.listener import bind_address
 from holdfast_deploy.wire.protocol import LeftOut
 from holdfast_deploy.wire.server import Server
 from holdfast_deploy.wire.service import Service
-from holdfast_deploy.wire.vigil import watch_certificates
 
 T = TypeVar("T")
 
@@ -86,8 +86,8 @@ class Session:
         self.start = data_digest([x0.detach()])
         model = " ".join(filter(None, (federation.model_identity, self.start)))
         identity = {"federation file": federation.id, "name": name, "model": model, "data": data}
-        self.keeper = hosting.get("keeper")
-        self.membership = None if self.keeper is None else self.keeper.view
+        self.rosters = hosting.get("rosters")
+        self.membership = None if self.rosters is None else self.rosters.view
         place = roster_folder(folder, federation.roster_number)
         self.store = Store(place, identity, self.events, federation.first_round)
         self.trail = self.events.trail = AuditLog(folder)
@@ -131,7 +131,7 @@ class Session:
             readings=self.readings,
         )
         self.service.gate.credentials = self.credentials
-        self.server = self.waiting.run(self._open_server()) if self.keeper is None else self.keeper.server
+        self.server = self.waiting.run(self._open_server()) if self.rosters is None else self.rosters.server
         self.connections = Connections(
             federation,
             name,
@@ -207,11 +207,11 @@ class Session:
             watching.cancel()
         failed = self.waiting.failure is not None
         grace = 1.0 if failed or self.exchange.phase == "finished" else 0.0  # others hear why
-        if self.keeper is None:
+        if self.rosters is None:
             await self.server.close(grace)
         else:
             await self.server.end_requests(grace)
-            self.keeper.member = None
+            self.rosters.member = None
         await self.connections.close()
         self.service.close()
 
@@ -255,7 +255,7 @@ class Session:
 
     def lost(self, name: str) -> bool:
         """Whether ``name`` was not heard of for so long that the members continue without it."""
-        return self.keeper is not None and self.keeper.lost(name)
+        return self.rosters is not None and self.rosters.lost(name)
 
     def awaits(self, name: str) -> bool:
         """Whether this member cannot finish its rounds without ``name``."""
@@ -265,9 +265,9 @@ class Session:
 
     def run(self) -> Any:
         """Takes part to the end; the model [d] of a node. What becomes of it goes into the record."""
-        if self.keeper is not None:  # from here on, it says when another roster begins; perhaps it has
-            self.keeper.member = self
-            if self.keeper.view.log.federation.id != self.federation.id:
+        if self.rosters is not None:  # from here on, it says when another roster begins; perhaps it has
+            self.rosters.member = self
+            if self.rosters.view.log.federation.id != self.federation.id:
                 raise RosterChanged
         if not self._restored:
             self.restore()
@@ -394,7 +394,7 @@ class Session:
         )
         self.exchange.finite(lambda: whole.write(self.store))
         limits = self.federation.limits
-        if self.keeper is None:  # else models are kept, to which all go back together
+        if self.rosters is None:  # else models are kept, to which all go back together
             self.waiting.retry_while_full(
                 lambda: keep(self.folder, done, limits.snapshot_every, limits.snapshots)
             )

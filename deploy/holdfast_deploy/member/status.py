@@ -35,19 +35,19 @@ def blank_status(federation: Federation, name: str) -> dict[str, Any]:
     }
 
 
-def status_outside(keeper: MembershipService, since: float) -> dict[str, Any]:
+def status_outside(service: MembershipService, since: float) -> dict[str, Any]:
     """Of a member that has not taken part since then (on the event loop's clock): it waits for the others."""
-    waiting = round(keeper.loop.time() - since, 1)
+    waiting = round(service.loop.time() - since, 1)
     figures = {"waiting_seconds": waiting, "round": 0, "bytes_sent": 0, "bytes_received": 0, "retries": 0}
-    return blank_status(keeper.view.log.federation, keeper.name) | {
-        "phase": keeper.view.problem or "waiting to be let in",
-        "round": keeper.view.log.roster.first,
+    return blank_status(service.view.log.federation, service.name) | {
+        "phase": service.view.problem or "waiting to be let in",
+        "round": service.view.log.roster.first,
         "waiting_seconds": waiting,
         "uptime_seconds": waiting,
-        "refused": dict(keeper.events.complaints),
-        "last_error": keeper.events.last_error,
-        "peers": {name: dict(figures) for name in keeper.view.others()},
-        "certificate_days": days_left(keeper.credentials),
+        "refused": dict(service.events.complaints),
+        "last_error": service.events.last_error,
+        "peers": {name: dict(figures) for name in service.view.others()},
+        "certificate_days": days_left(service.credentials),
     }
 
 

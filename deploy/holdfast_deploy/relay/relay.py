@@ -16,10 +16,10 @@ from typing import Any, cast
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.ops.events import Events
+from holdfast_deploy.wire.certificate_watch import watch_certificates
 from holdfast_deploy.wire.credentials import Credentials
 from holdfast_deploy.wire.listener import Listener
 from holdfast_deploy.wire.protocol import HANDSHAKE, PATIENCE, Peer
-from holdfast_deploy.wire.vigil import watch_certificates
 
 CALLS = 256  # of one member at a time
 LONGEST_LINE = 200  # bytes of what is said first

@@ -59,7 +59,7 @@ class Kind(Enum):
     CHANGED = 412  # this is not the message any more that the asker was promised
     FORGED = 422  # see ``ForgedError``
     TOO_MUCH = 429  # at a time
-    NOT_YET = 503  # it does not take part, or not in the same epoch
+    NOT_YET = 503  # it does not take part, or not in the same roster
     NO_ROOM = 507  # on disk, or a file that cannot be read: the asker tries again
 
 

@@ -69,8 +69,8 @@ def test_a_message_larger_than_any_connection_lasts_arrives_in_parts(
     assert not run.errors
     assert proxy.cuts >= 2
     assert all(torch.equal(run.models[name], model) for name, model in calm.models.items())
-    # What had arrived was not sent again, but for a compressed piece that was cut: it cannot be used. b may have
-    # sent more: what was on its way when a connection ended.
+    # What had arrived was not sent again, but for compressed pieces that were cut: they cannot be used.
+    # b may have sent more: what was on its way when a connection ended.
     again = run.members["a"].accounts.wire_bytes[1] - calm.members["a"].accounts.wire_bytes[1]
     assert 0 <= again <= (proxy.cuts * CHUNK if lossless else 0)
 

@@ -6,7 +6,7 @@ import asyncio
 import resource
 import threading
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -140,13 +140,13 @@ def test_what_came_before_a_peer_fell_silent_is_not_asked_for_again(
 
     asked = []
 
-    async def some(first: int) -> AsyncIterator[bytes]:
+    async def some(first: int) -> AsyncGenerator[bytes, None]:
         asked.append(first)
         for frame in frames_of(sent)[:2]:
             yield frame
         raise breaks
 
-    async def rest(first: int) -> AsyncIterator[bytes]:
+    async def rest(first: int) -> AsyncGenerator[bytes, None]:
         asked.append(first)
         for frame in sent.chunks(first):
             yield frame

@@ -119,7 +119,7 @@ def test_of_one_client_there_is_one_unfinished_message(method: str, tmp_path: Pa
         assert time.monotonic() < until
         time.sleep(0.05)
     assert len(list(hub.store.inbox.iterdir())) == 1
-    assert hub.service.gate.calls["a"] == 1
+    assert hub.service.callers.calls["a"] == 1
     over.set()
     for thread in threads:
         thread.join(PATIENCE)

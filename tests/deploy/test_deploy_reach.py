@@ -20,6 +20,7 @@ from federation_runs import write_federation as write
 from relay_runs import relayed, relaying
 
 from holdfast_deploy.federation_file import make_federation
+from holdfast_deploy.storage.messages import CHUNK
 
 GECL = {"name": "local-gecl", "lr": 0.1, "local_steps": 2}
 GOSSIP = {"name": "gossip", "lr": 0.1}
@@ -68,8 +69,10 @@ def test_a_message_larger_than_any_connection_lasts_arrives_in_parts(
     assert not run.errors
     assert proxy.cuts >= 2
     assert all(torch.equal(run.models[name], model) for name, model in calm.models.items())
-    # What had arrived was not sent again. b may have sent more: what was on its way when a connection ended.
-    assert run.members["a"].accounts.wire_bytes[1] == calm.members["a"].accounts.wire_bytes[1]
+    # What had arrived was not sent again, but for compressed pieces that were cut: they cannot be used.
+    # b may have sent more: what was on its way when a connection ended.
+    again = run.members["a"].accounts.wire_bytes[1] - calm.members["a"].accounts.wire_bytes[1]
+    assert 0 <= again <= (proxy.cuts * CHUNK if lossless else 0)
 
 
 def relay_process(path: Path) -> subprocess.Popen[bytes]:

@@ -130,7 +130,7 @@ class Session:
             link_digests=self.exchange.link_digests,
             readings=self.readings,
         )
-        self.service.gate.credentials = self.credentials
+        self.service.callers.credentials = self.credentials
         self.server = self.waiting.run(self._open_server()) if self.rosters is None else self.rosters.server
         self.connections = Connections(
             federation,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from holdfast_deploy.wire.protocol import (
     NAME_KEY,
     READING_KEY,
     RELEASED,
+    SILENCE,
     STATUS,
     SYNC,
     Answer,
@@ -192,17 +193,19 @@ class Connection:
         self._passed("received", received.header)
         return received
 
-    async def _pieces(self, header: Header, offset: int) -> AsyncIterator[bytes]:
+    async def _pieces(self, header: Header, offset: int) -> AsyncGenerator[bytes, None]:
         """The bytes of the message that ``header`` announced, from ``offset`` on."""
         path = f"{MESSAGES}/{header.round}/{header.exchange}"
         headers = self.said | {"If-Match": f'"{header.content}"'}
         if offset:
             headers["Range"] = f"bytes={offset}-"
-        async with self.line.request("GET", path, headers=headers) as answer:
+        async with AsyncExitStack() as stack:
+            async with asyncio.timeout(SILENCE):
+                asked = self.line.request("GET", path, headers=headers)
+                answer = await stack.enter_async_context(asked)
             begins = f"bytes {offset}-" if offset else ""
-            if (answer.status == 206) != bool(offset) or not answer.headers.get(
-                "Content-Range", ""
-            ).startswith(begins):
+            ranged = answer.headers.get("Content-Range", "")
+            if (answer.status == 206) != bool(offset) or not ranged.startswith(begins):
                 raise HoldfastError(f"Content-Range: expected {begins or 'all bytes'}")
             async for piece in pieces_of(answer.content):
                 self.bytes_received += len(piece)

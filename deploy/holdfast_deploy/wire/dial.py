@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from holdfast.core.errors import HoldfastError, printable
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.wire.credentials import Credentials
-from holdfast_deploy.wire.listener import GOODBYE, OLD_WIRE, split_address
+from holdfast_deploy.wire.listener import GOODBYE, OLD_WIRE, keep_alive, split_address
 from holdfast_deploy.wire.protocol import HANDSHAKE, PATIENCE
 from holdfast_deploy.wire.proxies import Proxy, connect_request, proxy_to
 
@@ -125,7 +125,8 @@ async def _reach(address: str) -> asyncio.Transport:
 
 
 async def _connect(host: str, port: int) -> Preface:
-    _, preface = await asyncio.get_running_loop().create_connection(Preface, host, port)
+    transport, preface = await asyncio.get_running_loop().create_connection(Preface, host, port)
+    keep_alive(transport.get_extra_info("socket"))
     return preface
 
 

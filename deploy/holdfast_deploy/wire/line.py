@@ -16,7 +16,7 @@ from holdfast.core.errors import HoldfastError, printable
 from holdfast_deploy.storage.messages import CHUNK
 from holdfast_deploy.wire.credentials import Credentials
 from holdfast_deploy.wire.dial import LONGEST_REASON, NO_ANSWER, Unreachable, Way, dial
-from holdfast_deploy.wire.protocol import SILENCE, Kind, RefusedError, whole_body
+from holdfast_deploy.wire.protocol import AHEAD, SILENCE, Kind, RefusedError, whole_body
 
 KEPT = 30.0  # seconds that an unused connection is kept; who answers keeps it longer
 LONGEST_PROBLEM = 1 << 16  # bytes of what is said about an error
@@ -104,6 +104,7 @@ class Line:
         assert protocol.transport is not None
         self._open = {open: pem for open, pem in self._open.items() if not open.is_closing()}
         self._open[protocol.transport] = self.shown
+        protocol.transport.set_write_buffer_limits(high=AHEAD)
         return protocol
 
     def drop_if_revoked(self) -> str:

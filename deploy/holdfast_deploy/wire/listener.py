@@ -94,6 +94,7 @@ class Listener:
             except OSError:  # it has gone again, or no file is left for it
                 await asyncio.sleep(0.1)
                 continue
+            keep_alive(connection)
             address = _plain(place[0])
             self.strangers.pop(connection.fileno(), None)
             self.strangers[connection.fileno()] = connection, address
@@ -172,6 +173,14 @@ class Listener:
                 if not transport.is_closing():
                     self.events.complain("refused", peer=peer.name[:80] or "somebody", reason=str(error))
                 transport.abort()
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Notices within a minute that the other end has gone without a word."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):  # not on every system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def why_refused(error: ssl.SSLError) -> str:

@@ -40,6 +40,7 @@ AUDIT_KEY = "holdfast-audit"  # the asker's ``Head``, for the other's audit log
 PATIENCE = 20.0  # seconds that a question is kept open before the answer is "not yet"
 SILENCE = PATIENCE + 30.0  # seconds without a byte after which a request is given up
 HANDSHAKE = 10.0  # seconds in which both ends have to prove who they are
+AHEAD = 4 * CHUNK  # bytes that may wait to be sent: one end reads on while the other is busy
 LARGEST_PIECE = CHUNK + (1 << 16)  # bytes of a piece that was compressed
 
 

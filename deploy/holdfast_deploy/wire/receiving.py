@@ -9,8 +9,9 @@ import asyncio
 import hashlib
 import math
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -254,18 +255,17 @@ class Arrivals:
         exchange: int,
         tensors: list[TensorSpec],
         header: Header,
-        pieces: Callable[[int], AsyncIterator[bytes]],
+        pieces: Callable[[int], AsyncGenerator[bytes, None]],
     ) -> MessageFile:
         """The message of an exchange that ``header`` announces; ``pieces`` gives its bytes from one on."""
         self._check(header, round, exchange, tensors)
-        incoming = self._begun(header, round, exchange)
-        coming = pieces(incoming.got)
-        if self.federation.compression == "lossless":
-            coming = expanded(coming, header, incoming.got)
+        incoming, lossless = self._begun(header, round, exchange), self.federation.compression == "lossless"
         # What a client of secure aggregation says rests on the answers, and must not be said on others, too.
         keep = self.federation.secure_aggregation is not None and exchange > 0
         try:
-            received = await receive(coming, incoming, keep=keep, pool=self.pool)
+            async with aclosing(pieces(incoming.got)) as body:
+                coming = expanded(body, header, incoming.got) if lossless else body
+                received = await receive(coming, incoming, keep=keep, pool=self.pool)
         except (TimeoutError, RefusedError):  # the rest is asked for later
             raise
         except (HoldfastError, OSError):  # it is not good, or there is no room

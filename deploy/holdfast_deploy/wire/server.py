@@ -16,6 +16,7 @@ from holdfast_deploy.ops.events import Events
 from holdfast_deploy.wire.credentials import Credentials
 from holdfast_deploy.wire.listener import Listener
 from holdfast_deploy.wire.protocol import (
+    AHEAD,
     AUDIT_KEY,
     MESSAGES,
     MODEL_KEY,
@@ -157,6 +158,8 @@ async def _send(
             headers["Content-Length"] = str(sending.size)
         response = web.StreamResponse(status=206 if first else 200, headers=headers)
         sent.append(response)
+        if request.transport is not None:
+            request.transport.set_write_buffer_limits(high=AHEAD)
         async with asyncio.timeout(SILENCE):
             await response.prepare(request)
         for piece in sending.pieces:

@@ -23,8 +23,8 @@ from holdfast_deploy.storage.links import Dependencies, LinkDigests, PutBackErro
 from holdfast_deploy.storage.messages import CHUNK, DamagedError, Header, MessageFile, parse
 from holdfast_deploy.storage.outbox import Outbox
 from holdfast_deploy.storage.store import Store
+from holdfast_deploy.wire.callers import Callers
 from holdfast_deploy.wire.credentials import serial_of
-from holdfast_deploy.wire.gate import Gate
 from holdfast_deploy.wire.protocol import (
     AUDIT_KEY,
     LINKS,
@@ -79,7 +79,7 @@ class Service:
     served: dict[str, Path] = field(default_factory=dict)  # the last message that each member was sent
 
     def __post_init__(self) -> None:
-        self.gate = Gate({member.name for member in self.federation.members}, self.events, self.give_up)
+        self.callers = Callers({member.name for member in self.federation.members}, self.events, self.give_up)
         self.pool = ThreadPoolExecutor(2, "checking")
         self.intake = Intake(self.federation, self.store.inbox, self.dependencies, self.pool)
         self._sent: WeakKeyDictionary[MessageFile, Counter[str]] = WeakKeyDictionary()  # how often, to whom
@@ -103,7 +103,7 @@ class Service:
 
     async def sync(self, peer: Peer, body: bytes) -> bytes:
         """Whether there is the message of an exchange, as soon as there is."""
-        async with self.gate.call(peer) as who:
+        async with self.callers.authorised(peer) as who:
             ask = self._question(peer, body)
             if self._left_out(who, ask.round):
                 return self._answer(who, active=False)
@@ -125,7 +125,7 @@ class Service:
     @asynccontextmanager
     async def message(self, peer: Peer, wanted: Wanted) -> AsyncIterator[Sending]:
         """The message that ``sync`` has announced, for as long as it is being sent."""
-        async with self.gate.call(peer) as who:
+        async with self.callers.authorised(peer) as who:
             self._trains_the_same(peer)
             if wanted.round > self.federation.last_message_round or not self.may_fetch(who, wanted.round):
                 raise RefusedError(Kind.NOT_ALLOWED, "not a neighbour")
@@ -162,7 +162,7 @@ class Service:
 
     async def agree(self, peer: Peer, body: bytes) -> bytes:
         """Whether the sporadic link to the asker took part, as soon as that is decided."""
-        async with self.gate.call(peer) as who:
+        async with self.callers.authorised(peer) as who:
             ask = self._question(peer, body)
             now = self.current_round()  # looked at first, as in ``sync``
             if self.store.decision(ask.round, ask.exchange, who) is None:
@@ -175,7 +175,7 @@ class Service:
 
     async def release(self, peer: Peer, body: bytes) -> bytes:
         """The asker will never ask for a round before this one."""
-        async with self.gate.call(peer) as who:
+        async with self.callers.authorised(peer) as who:
             ask = self._question(peer, body)
             self.released[who] = ask.round
             self.outbox.wake()
@@ -183,7 +183,7 @@ class Service:
 
     async def submit(self, peer: Peer, round: int, exchange: int, pieces: Pieces) -> bytes:
         """A client's message to a server, after its header; answered when it is safe on disk."""
-        async with self.gate.call(peer) as who:
+        async with self.callers.authorised(peer) as who:
             if self.submissions is None:
                 raise RefusedError(Kind.NOT_ALLOWED, "this is no server")
             self._trains_the_same(peer)
@@ -210,9 +210,9 @@ class Service:
 
     async def revocations(self, peer: Peer, body: bytes) -> bytes:
         """Each tells the other which certificates are revoked, as far as it does not know."""
-        async with self.gate.call(peer):
+        async with self.callers.authorised(peer):
             heard: Heard = parse(Heard, body)
-            own = self.gate.credentials
+            own = self.callers.credentials
             if own is None:
                 return Heard().model_dump_json().encode()
             if heard.lacking is not None:
@@ -221,7 +221,7 @@ class Service:
 
     async def tell_status(self, peer: Peer, body: bytes) -> bytes:
         """Where this member stands; for members only."""
-        async with self.gate.call(peer):
+        async with self.callers.authorised(peer):
             return json.dumps(self.status()).encode()
 
     def _passed(self, event: str, header: Header, peer: Peer) -> None:

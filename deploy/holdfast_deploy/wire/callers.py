@@ -1,4 +1,4 @@
-"""Who may ask: members, with certificates that hold, not too much at a time. Everybody else gets a reason."""
+"""Who may ask: members, with certificates that hold, not too much at a time. All others get a reason."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from holdfast_deploy.storage.links import ForgedError, MixedRunsError, PutBackEr
 from holdfast_deploy.wire.credentials import Credentials
 from holdfast_deploy.wire.protocol import Kind, Peer, RefusedError
 
-MOST_CALLS = 16  # of one member at a time; each may hold a frame in memory
+MOST_CALLS = 16  # of one member at a time; each may hold some pieces in memory
 
 
 @dataclass
-class Gate:
-    """Where every call comes in."""
+class Callers:
+    """The members that may ask, and what they ask right now."""
 
     members: set[str]
     events: Events
@@ -27,7 +27,7 @@ class Gate:
     calls: Counter[str] = field(default_factory=Counter)  # of each member, under way
 
     @asynccontextmanager
-    async def call(self, peer: Peer) -> AsyncIterator[str]:
+    async def authorised(self, peer: Peer) -> AsyncIterator[str]:
         """A call under way: who calls, and a ``RefusedError`` for whatever goes wrong."""
         who = peer.name
         if who not in self.members:

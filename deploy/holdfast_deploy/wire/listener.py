@@ -89,6 +89,8 @@ class Listener:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            while len(self._admitting) > self.most:  # those that had to go are not closed yet
+                await asyncio.sleep(0.01)
             try:
                 connection, place = await loop.sock_accept(listening)
             except OSError:  # it has gone again, or no file is left for it

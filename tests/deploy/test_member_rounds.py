@@ -18,10 +18,17 @@ from holdfast.engines.common.counters import Traffic, Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
 from holdfast_deploy.federation_file import FederationFile, make_federation
 from holdfast_deploy.member.node_rounds import graph_round, graph_start
-from holdfast_deploy.member.state import Handover, Key, MemberState, RoundContext
+from holdfast_deploy.member.state import Handover, MemberState, RoundContext
 from holdfast_deploy.member.template import channel_memories, new_channel_run
 from holdfast_deploy.site import open_site
-from holdfast_deploy.storage.messages import Header, MessageFile, TensorSpec, specs, write_message
+from holdfast_deploy.storage.messages import (
+    ExchangeKey,
+    Header,
+    MessageFile,
+    TensorSpec,
+    specs,
+    write_message,
+)
 
 T = TypeVar("T")
 
@@ -33,11 +40,13 @@ class SharedFolder:
         self.folder, self.name, self.phase = folder, name, ""
         self.noted: list[tuple[str, int]] = []
 
-    def publish(self, key: Key, tree: Any, to: str = "") -> MessageFile:
+    def publish(self, key: ExchangeKey, tree: Any, to: str = "") -> MessageFile:
         header = Header(federation="f", sender=self.name, round=key[0], exchange=key[1], tensors=specs(tree))
         return write_message(self.folder / f"{self.name}-{key[0]}-{key[1]}{to}", header, tree)
 
-    def fetch(self, key: Key, peers: Sequence[str], tensors: list[TensorSpec]) -> dict[str, MessageFile]:
+    def fetch(
+        self, key: ExchangeKey, peers: Sequence[str], tensors: list[TensorSpec]
+    ) -> dict[str, MessageFile]:
         paths = {peer: self.folder / f"{peer}-{key[0]}-{key[1]}" for peer in peers}
         until = time.monotonic() + PATIENCE
         while not all(path.exists() for path in paths.values()):

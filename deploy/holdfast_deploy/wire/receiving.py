@@ -151,7 +151,7 @@ async def receive(
             if checking is not None and (checking.done() or size > MOST_WAITING):
                 await checking
                 checking = None
-            if checking is None:
+            if checking is None and size >= CHUNK:  # to hand over less costs more than to check it
                 checking = loop.run_in_executor(pool, incoming.take_all, waiting)
                 waiting, size = [], 0
         if checking is not None:

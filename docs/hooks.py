@@ -131,7 +131,10 @@ def _llms_line(title: str | None, path: str, on_site: bool) -> str:
 
 def _beginning(path: str) -> tuple[str, str]:
     """A page's title and its first sentence, without links and marks."""
-    title, paragraph, *_ = (ROOT / "docs" / path).read_text(encoding="utf-8").split("\n\n")
+    file = ROOT / "docs" / path
+    if not file.exists():
+        raise PluginError(f"docs/{path} is in the navigation, but is not there: write the page")
+    title, paragraph, *_ = file.read_text(encoding="utf-8").split("\n\n")
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", paragraph.replace("\n", " ")).replace("*", "")
     return title.removeprefix("# "), re.split(r"(?<=[.!?])\s", text)[0].rstrip(":")
 

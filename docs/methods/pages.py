@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
 
 from holdfast.algorithms import ALGORITHMS
@@ -69,9 +70,9 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     return markdown.replace(TABLE, table()) if name == "index" else whole_page(name, markdown)
 
 
-def whole_page(name: str, by_hand: str) -> str:
-    """``by_hand`` with facts after its introduction; the curve, how to run it and the papers at its end."""
-    introduction, rest = by_hand.split("\n## ", 1)
+def whole_page(name: str, written: str) -> str:
+    """``written`` with facts after its introduction; the curve, how to run it and the papers at its end."""
+    introduction, rest = written.split("\n## ", 1)
     return "\n".join(
         [introduction, facts(name), f"## {rest}", curve(name), lines_that_run(name), papers(name)]
     )
@@ -85,10 +86,26 @@ def listed() -> list[dict[str, Any]]:
 # --- facts -------------------------------------------------------------------------------------------------
 
 
+def by_hand(name: str) -> dict[str, Any]:
+    """What methods.toml says of the method."""
+    if name not in METHODS:
+        raise PluginError(f"docs/methods/methods.toml has no table [{name}]: write one, then draw its curve")
+    found: dict[str, Any] = METHODS[name]
+    return found
+
+
+def results(name: str) -> dict[str, float]:
+    """What curves.py found for the method."""
+    if name not in RESULTS:
+        raise PluginError(f"{name} has no curve: run python docs/methods/curves.py {name}")
+    found: dict[str, float] = RESULTS[name]
+    return found
+
+
 @cache
 def example(name: str) -> Method:
     """The method with the settings of its curve."""
-    return ALGORITHMS.build(name, METHODS[name]["settings"])
+    return ALGORITHMS.build(name, by_hand(name)["settings"])
 
 
 def is_served(method: Method) -> bool:
@@ -199,7 +216,7 @@ def channels(method: Method) -> str:
 
 
 def curve(name: str) -> str:
-    ends = "; ".join(f"{label}: {_short(value)}" for label, value in RESULTS[name].items())
+    ends = "; ".join(f"{label}: {_short(value)}" for label, value in results(name).items())
     what = (
         "The nodes' own losses"
         if ALGORITHMS.describe(name)["family"] == "personalised"
@@ -208,7 +225,7 @@ def curve(name: str) -> str:
     return "\n".join(
         [
             "\n## A curve\n",
-            f"![{METHODS[name]['title']} on heterogeneous quadratics](figures/{name}.svg)\n",
+            f"![{by_hand(name)['title']} on heterogeneous quadratics](figures/{name}.svg)\n",
             f"*{what} after 300 rounds, relative to the start. {ends}.",
             "[The problem](index.md#the-curves).*",
         ]
@@ -220,7 +237,7 @@ def _short(value: float) -> str:
 
 
 def python_line(name: str) -> str:
-    given = ", ".join(f"{key}={_literal(value)}" for key, value in METHODS[name]["settings"].items())
+    given = ", ".join(f"{key}={_literal(value)}" for key, value in by_hand(name)["settings"].items())
     return f"hf.{ALGORITHMS[name].__name__}({given})"
 
 
@@ -229,7 +246,7 @@ def _literal(value: Any) -> str:
 
 
 def toml_line(name: str) -> str:
-    given = ", ".join(f"{key} = {json.dumps(value)}" for key, value in METHODS[name]["settings"].items())
+    given = ", ".join(f"{key} = {json.dumps(value)}" for key, value in by_hand(name)["settings"].items())
     return f'algorithm = {{ name = "{name}", {given} }}'
 
 
@@ -254,7 +271,7 @@ def hyperparameters(name: str) -> str:
 
 
 def papers(name: str) -> str:
-    return "\n".join(["\n## Papers\n", *(f"- {citation(key)}" for key in METHODS[name]["papers"]), ""])
+    return "\n".join(["\n## Papers\n", *(f"- {citation(key)}" for key in by_hand(name)["papers"]), ""])
 
 
 def citation(key: str) -> str:
@@ -282,7 +299,7 @@ def table() -> str:
 
 
 def _row(name: str) -> list[str]:
-    method, title = example(name), METHODS[name]["title"]
+    method, title = example(name), by_hand(name)["title"]
     counted, served = footprint(method), is_served(method)
     on = "server" if served else "graph or server" if runs(method, server(NODES)) else "graph"
     return [
@@ -292,5 +309,5 @@ def _row(name: str) -> list[str]:
         if served
         else f"{counted.vectors_per_link:g} per link",
         f"{counted.state_vectors / NODES:g}",
-        "0" if RESULTS[name][title] <= ROUNDING else f"{RESULTS[name][title]:.1g}",
+        "0" if results(name)[title] <= ROUNDING else f"{results(name)[title]:.1g}",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -109,7 +110,7 @@ def list_(
         list_runs(runs_dir, as_json=as_json)
         return
     if kind is not None and kind not in KINDS:
-        raise unknown("kind of choice", kind, KINDS)
+        raise unknown("kind of choice", kind, KINDS, _kind_of(kind))
     kinds = [kind] if kind else KINDS
     if as_json:
         listed = {name: entries(name) for name in kinds}
@@ -118,6 +119,27 @@ def list_(
     console = Console()
     for name in kinds:
         _print(console, name, entries(name))
+
+
+def _kind_of(name: str) -> str | None:
+    """The command that lists the choice called ``name``, if there is one."""
+    kind = next((kind for kind in KINDS if name in _names(kind)), None)
+    return None if kind is None else f"'holdfast list {kind}', which has it"
+
+
+def _names(kind: str) -> Iterable[str]:
+    """Of all choices of one kind."""
+    if kind == "metrics":
+        from holdfast.experiments.metrics import METRICS
+
+        return METRICS
+    return _registry(kind)
+
+
+def _registry(kind: str) -> Registry[Any]:
+    module, attribute = REGISTRIES[kind]
+    found: Registry[Any] = getattr(import_module(module), attribute)
+    return found
 
 
 def entries(kind: str) -> list[dict[str, Any]]:
@@ -134,8 +156,7 @@ def entries(kind: str) -> list[dict[str, Any]]:
             }
             for name, metric in METRICS.items()
         ]
-    module, attribute = REGISTRIES[kind]
-    registry: Registry[Any] = getattr(import_module(module), attribute)
+    registry = _registry(kind)
     listed = [registry.describe(name) for name in registry]
     for entry in listed:
         notes = _notes(registry[entry["name"]])
@@ -237,9 +258,10 @@ def _facts(entry: dict[str, Any]) -> str:
     """The paper and the costs of an algorithm, as far as they are known."""
     known = [entry["paper"]] if "paper" in entry else []
     if "network" in entry:
+        sent = entry["vectors_per_round"]
         known += [
             f"on: {entry['network']}",
-            f"sends {entry['vectors_per_round']:g} vectors per {entry['vectors_per']}, "
+            f"sends {sent:g} {'vector' if sent == 1 else 'vectors'} per {entry['vectors_per']}, "
             f"keeps {entry['state_vectors_per_node']:g} per node",
         ]
     return "; ".join(known)

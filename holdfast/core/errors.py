@@ -32,11 +32,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def unknown(kind: str, given: str, allowed: Iterable[str]) -> HoldfastError:
-    """An error for a name that does not exist, with the nearest one that does."""
+def unknown(kind: str, given: str, allowed: Iterable[str], meant: str | None = None) -> HoldfastError:
+    """An error for a name that does not exist, with the one that is ``meant``, or the nearest that does."""
     names, shown = sorted(allowed), repr(given)
     shown = shown if len(shown) <= LONGEST_NAME else f"{shown[: LONGEST_NAME - 3]}..."
-    hint = did_you_mean(given[:LONGEST_NAME], names)
+    hint = did_you_mean(given[:LONGEST_NAME], names) if meant is None else f"did you mean {meant}? "
     return HoldfastError(f"unknown {kind} {shown}: {hint}choose from {', '.join(names) or 'nothing'}")
 
 

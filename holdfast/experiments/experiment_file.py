@@ -155,18 +155,39 @@ def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in table.items() if value is not None}
 
 
-def check_keys(raw: Mapping[str, Any], section: type[Section], where: str) -> None:
-    """Complains about keys that ``section`` and its sections do not know, with the nearest valid name."""
+def check_keys(
+    raw: Mapping[str, Any], section: type[Section], where: str, whole: type[Section] | None = None
+) -> None:
+    """Complains about keys that ``section`` and its sections do not know, with the nearest valid name.
+
+    ``whole`` is what the file holds, where ``section`` is a table of it.
+    """
+    whole = whole or section
     for key, value in raw.items():
         if key in section.moved:
             raise HoldfastError(section.moved[key])
         if key not in section.model_fields:
-            raise unknown(f"key in {where}", key, section.model_fields)
-        kind = section.model_fields[key].annotation
-        inner = next((k for k in (kind, *get_args(kind)) if isclass(k) and issubclass(k, Section)), None)
+            raise unknown(f"key in {where}", key, section.model_fields, _stands_at(key, whole))
+        kind, inner = section.model_fields[key].annotation, _section_of(section, key)
         for table in value if get_origin(kind) is list and isinstance(value, list) else [value]:
             if inner is None or table is None:
                 continue
             if not isinstance(table, dict):
                 raise HoldfastError(f"{key}: expected a table, got {quoted(table)}")
-            check_keys(table, inner, f"[{key}]")
+            check_keys(table, inner, f"[{key}]", whole)
+
+
+def _section_of(section: type[Section], key: str) -> type[Section] | None:
+    """What a table, or a list of tables, called ``key`` holds; None: it is no table."""
+    kind = section.model_fields[key].annotation
+    return next((k for k in (kind, *get_args(kind)) if isclass(k) and issubclass(k, Section)), None)
+
+
+def _stands_at(key: str, whole: type[Section]) -> str | None:
+    """Where in a file ``key`` is known: at its top, or in one of its tables."""
+    if key in whole.model_fields:
+        return f"{key!r}, above all tables"
+    tables = ((table, _section_of(whole, table)) for table in whole.model_fields)
+    found = (f"{table}.{key}" for table, inner in tables if inner is not None and key in inner.model_fields)
+    path = next(found, None)
+    return None if path is None else repr(path)

@@ -124,7 +124,7 @@ def build_problem(
         sampling=terms.sampling,
         augment=augment,
         seed=seed,
-        regulariser=Regulariser(l2=terms.l2, l1=terms.l1, nonconvex=terms.nonconvex),
+        regulariser=Regulariser(**terms.model_dump(include=Regulariser.names())),
         weights=terms.weights,
         backend=terms.backend,
         buffers=terms.buffers,

@@ -25,15 +25,15 @@ def convexity_of(
     loss: RowLoss, regulariser: Regulariser, samples: Tree, gram: Callable[[], Problem]
 ) -> Convexity:
     """The convexity of a model's loss, found by trying it on ``samples`` in float64."""
-    cost, curvature = loss.loss, loss.loss.curvature
-    attained = regulariser.l2 > 0 or cost.quadratic
-    if regulariser.nonconvex:
-        return Convexity("the regulariser is not convex", regulariser.l2, attained)
+    cost, curvature, mu = loss.loss, loss.loss.curvature, regulariser.least
+    attained = mu > 0 or cost.quadratic
+    if not regulariser.convex:
+        return Convexity("the regulariser is not convex", mu, attained)
     if curvature is None:
-        return Convexity(f"nothing is known about the loss {type(cost).__name__}", regulariser.l2, attained)
+        return Convexity(f"nothing is known about the loss {type(cost).__name__}", mu, attained)
     if not _is_affine(loss, samples):
-        return Convexity("the model is not linear in its parameters", regulariser.l2, attained)
-    return Convexity(None, regulariser.l2, attained, Bounds(curvature, gram, cost.quadratic))
+        return Convexity("the model is not linear in its parameters", mu, attained)
+    return Convexity(None, mu, attained, Bounds(regulariser.most, curvature, gram, cost.quadratic))
 
 
 def _is_affine(loss: RowLoss, samples: Tree) -> bool:
@@ -103,10 +103,10 @@ def estimate_curvature(problem: Problem, world: World = ALONE) -> Curvature:
         return Curvature(*_extreme_eigenvalues(problem, world), everywhere=False)
     if convexity.bounds is None:
         return Curvature(convexity.mu, _extreme_eigenvalues(problem.in_float64, world)[1], everywhere=False)
-    curvature, gram, reached = convexity.bounds
+    most, curvature, gram, reached = convexity.bounds
     lowest, highest = _extreme_eigenvalues(gram(), world)
     mu = convexity.mu + (curvature * lowest if reached else 0.0)
-    return Curvature(mu, convexity.mu + curvature * highest, everywhere=True)
+    return Curvature(mu, most + curvature * highest, everywhere=True)
 
 
 def why_not_convex(problem: Problem) -> str | None:

@@ -27,9 +27,10 @@ PADDED_TO = 4  # numbers: a GPU loads four at once where an address is a multipl
 
 
 class Bounds(NamedTuple):
-    """Every Hessian of f_i lies between mu I and mu I + ``curvature`` times the Gram matrix of node i."""
+    """Every Hessian of f_i lies between mu I and ``most`` I + ``curvature`` times node i's Gram matrix."""
 
-    curvature: float
+    most: float  # of the regulariser's curvature
+    curvature: float  # the loss's bound on second derivatives
     gram: Callable[[], Problem]  # whose Hessians are the Gram matrices, in float64
     reached: bool  # whether the Hessians are equal to the upper bound, as for squared errors
 

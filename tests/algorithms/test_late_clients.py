@@ -50,7 +50,10 @@ def test_the_servers_dual_stays_the_mean_of_the_clients_and_the_limit_the_optimu
 
 def test_every_method_that_declares_it_is_tested():
     declared = {ALGORITHMS[name] for name in ALGORITHMS if ALGORITHMS[name].declared.late_clients}
-    assert declared == {type(method) for method, *_ in ALLOWED}
+    assert declared == {type(method) for method, *_ in ALLOWED}, (
+        "ALLOWED has a line for every method that declares late_clients: the method, its server's dual, "
+        "and the clients' terms whose mean that is"
+    )
 
 
 def test_fedavg_leans_towards_those_who_are_never_late(four):

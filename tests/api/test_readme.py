@@ -26,8 +26,9 @@ def snippet(page: str, word: str) -> str:
 
 def test_it_counts_the_methods() -> None:
     stated = re.search(r"\*\*(\d+) methods", README)
-    assert stated is not None
-    assert int(stated[1]) == len(list(ALGORITHMS))
+    assert stated is not None, "README.md does not say '**N methods' any more"
+    here = len(list(ALGORITHMS))
+    assert int(stated[1]) == here, f"README.md: write '**{here} methods' instead of '**{stated[1]} methods'"
 
 
 def test_the_citation_names_this_version() -> None:

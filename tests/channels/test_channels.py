@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from channel_lists import untried
 from conftest import make_quadratics
 from test_compiled import always, without_compiler  # noqa: F401 - fixtures
 from test_conformance import CASES, NODES, RING, STAR, Case, case_id, method, network, same_state
@@ -31,6 +32,12 @@ COMPRESSED = [
     hf.Half(feedback=True),
     hf.BFloat16(),
 ]
+
+
+def test_every_channel_is_tried():
+    assert not untried([HALF, *COMPRESSED]), "add it to the end of COMPRESSED of this file"
+
+
 FIRST = {"local-gecl", "scaffold", "fedavg", "fedlin"}  # a method of each kind: the others are slow tests
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from channel_lists import untried
 
 import holdfast as hf
 from holdfast.channels.bits import pack, pack_positions, unpack, unpack_positions
@@ -30,6 +31,13 @@ COMPRESSORS: list[Compressor] = [
     hf.chain(hf.TopK(0.2), hf.RandomK(0.5), hf.Natural(4)),
     hf.chain(hf.LowRank(2), hf.Half()),
 ]
+
+
+def test_every_compressor_is_tried():
+    missing = {name for name in untried(COMPRESSORS) if issubclass(CHANNELS[name], Compressor)}
+    assert not missing, "add it to COMPRESSORS of this file"
+
+
 RANDOM = (hf.RandomK, hf.LowRank)  # delta holds on average over the draws
 every_compressor = pytest.mark.parametrize("channel", COMPRESSORS, ids=repr)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from channel_lists import untried
 from conftest import make_quadratics
 from test_conformance import same_state
 from toy_channels import Grid
@@ -23,22 +24,29 @@ from holdfast.engines.common.simulation import Simulation
 
 NODES, DIM = 5, 12
 RING, STAR = hf.Network.of(hf.ring(NODES)), hf.server(NODES)
+# One of each kind, and the others, which are slow tests.
+QUICK: list[Compressor] = [hf.TopK(0.3), hf.Uniform(1), hf.chain(hf.TopK(0.3), hf.Uniform(8))]
 CHANNELS: list[Compressor] = [
-    hf.TopK(0.3),
+    *QUICK,
     hf.RandomK(0.5),
     hf.LowRank(1),
     hf.Half(feedback=True),
     hf.BFloat16(feedback=True),
-    *(kind(bits) for kind in (hf.Uniform, hf.Natural) for bits in (8, 4, 1)),
+    hf.Uniform(8),
+    hf.Uniform(4),
+    *(hf.Natural(bits) for bits in (8, 4, 1)),
     hf.Natural(4, dithered=True),
-    hf.chain(hf.TopK(0.3), hf.Uniform(8)),
     hf.chain(hf.LowRank(1), hf.Half()),
 ]
 slow = [pytest.mark.slow]
-QUICK = (0, 7, 12)  # one of each kind; the others are slow tests
+
+
+def test_every_channel_is_tried():
+    assert not untried(CHANNELS), "add one with feedback to CHANNELS of this file"
+
+
 every_channel = pytest.mark.parametrize(
-    "channel",
-    [pytest.param(c, id=repr(c), marks=[] if i in QUICK else slow) for i, c in enumerate(CHANNELS)],
+    "channel", [pytest.param(c, id=repr(c), marks=[] if c in QUICK else slow) for c in CHANNELS]
 )
 
 
@@ -82,9 +90,9 @@ def with_gamma(channel: Compressor, network: hf.Network, method) -> Compressor:
 PAIRS = [
     # each of the quick channels with one method on the graph and one behind the server
     pytest.param(
-        c, name, id=f"{c!r}-{name}", marks=[] if i in QUICK and (QUICK.index(i) + j) % 3 == 0 else slow
+        c, name, id=f"{c!r}-{name}", marks=[] if c in QUICK and (QUICK.index(c) + j) % 3 == 0 else slow
     )
-    for i, c in enumerate(CHANNELS)
+    for c in CHANNELS
     for j, name in enumerate(METHODS)
 ]
 

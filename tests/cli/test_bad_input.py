@@ -15,6 +15,18 @@ OVERRIDES = {
     "section": (["problems.nodes=3"], "'problems': did you mean 'problem'?"),
     "problem key": (["problem.node=3"], "unknown key in [problem] 'node': did you mean 'nodes'?"),
     "network key": (["network.topolgy=ring"], "unknown key in [network] 'topolgy': did you mean 'topology'?"),
+    "problem key at the top": (
+        ["l2=0.3"],
+        "unknown key in the experiment 'l2': did you mean 'problem.l2'? choose",
+    ),
+    "network key in the problem": (
+        ["problem.cohort=3"],
+        "unknown key in [problem] 'cohort': did you mean 'network.cohort'? choose",
+    ),
+    "key of the top in a table": (
+        ["problem.rounds=3"],
+        "unknown key in [problem] 'rounds': did you mean 'rounds', above all tables? choose",
+    ),
     "evaluation key": (
         ["evaluate_evry=2"],
         "unknown key in the experiment 'evaluate_evry': did you mean 'evaluate_every'?",

@@ -133,6 +133,23 @@ def test_list_of_an_unknown_kind() -> None:
     assert "unknown kind of choice 'algoritms': did you mean 'algorithms'?" in outcome.err
 
 
+@pytest.mark.parametrize(("name", "kind"), [("gossip", "algorithms"), ("test_accuracy", "metrics")])
+def test_list_of_a_single_choice_names_its_kind(name: str, kind: str) -> None:
+    outcome = holdfast("list", name)
+    assert outcome.code == 2
+    wanted = (
+        f"unknown kind of choice '{name}': did you mean 'holdfast list {kind}', which has it? choose from"
+    )
+    assert wanted in outcome.err
+
+
+def test_a_single_vector_is_not_several() -> None:
+    text = " ".join(holdfast("list", "algorithms").out.split())
+    assert "sends 1 vector per directed link" in text
+    assert "sends 2 vectors per directed link" in text
+    assert "1 vectors" not in text
+
+
 # --- inspect -----------------------------------------------------------------------------------------------
 
 

@@ -168,7 +168,7 @@ def same_state(first: Simulation, second: Simulation) -> bool:
 
 
 def test_every_registered_algorithm_is_listed():
-    assert {case.name for case in CASES} == set(ALGORITHMS)
+    assert {case.name for case in CASES} == set(ALGORITHMS), "add a Case for each method to CASES"
 
 
 def test_momentum_is_tried_with_every_method_that_has_local_steps():
@@ -176,7 +176,10 @@ def test_momentum_is_tried_with_every_method_that_has_local_steps():
     steps = {case.name for case in CASES if "local_steps" in case.options}
     others = {"feddualavg", "pd-sgdm", "fedcm"}  # steps on the dual, momentum of their own
     one_step = {"dsgd", "gecl", "gt-sgd", "dspodfl", "scaffnew", "d-scaffnew"}
-    assert tried == steps - others | one_step
+    assert tried == steps - others | one_step, (
+        "add the method to `others` if it has local_steps and takes no optimizer, "
+        "to `one_step` if it takes an optimizer and has no local_steps"
+    )
 
 
 @every_case

@@ -20,7 +20,7 @@ from holdfast_deploy.federation_file import FederationFile, make_federation
 from holdfast_deploy.member.node_rounds import graph_round, graph_start
 from holdfast_deploy.member.state import Handover, MemberState, RoundContext
 from holdfast_deploy.member.template import channel_memories, new_channel_run
-from holdfast_deploy.site import open_site
+from holdfast_deploy.site import Site, open_site
 from holdfast_deploy.storage.messages import (
     ExchangeKey,
     Header,
@@ -68,16 +68,13 @@ class SharedFolder:
         raise AssertionError(f"a round among neighbours has no use for {verb}")
 
 
-def train(federation: FederationFile, name: str, files: SharedFolder, found: dict[str, Tensor]) -> None:
+def train(
+    federation: FederationFile, name: str, site: Site, files: SharedFolder, found: dict[str, Tensor]
+) -> None:
     """All rounds of one node; of what is known to a session, nothing is needed."""
     method, node = federation.member_method, federation.names.index(name)
     assert isinstance(method, Algorithm)
-    site, here, work, traffic = (
-        open_site(federation, name, make_data(node)),
-        torch.tensor([node]),
-        Work(),
-        Traffic(),
-    )
+    here, work, traffic = torch.tensor([node]), Work(), Traffic()
 
     def context(r: int, message_round: int, memories: Any = ()) -> RoundContext:
         return RoundContext(
@@ -110,8 +107,10 @@ def test_a_round_needs_an_exchange_and_no_member(tmp_path: Path) -> None:
     raw = describe({"name": "local-gecl", "lr": 0.1, "local_steps": 2}, rounds=3, dtype="float64")
     federation, found = make_federation(raw, "test"), dict[str, Tensor]()
     files = {name: SharedFolder(tmp_path, name) for name in federation.names}
+    # One after the other: initial models are drawn with torch's own generator, of which a process has one.
+    sites = {name: open_site(federation, name, make_data(node)) for node, name in enumerate(federation.names)}
     threads = [
-        threading.Thread(target=train, args=[federation, name, files[name], found])
+        threading.Thread(target=train, args=[federation, name, sites[name], files[name], found])
         for name in federation.names
     ]
     for thread in threads:

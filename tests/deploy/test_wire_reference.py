@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from holdfast.data.dataset import Dataset
 from holdfast_deploy.federation_file import make_federation
 from holdfast_deploy.storage.messages import CHUNK
 from holdfast_deploy.wire.dial import Unreachable
-from holdfast_deploy.wire.protocol import STATUS
+from holdfast_deploy.wire.protocol import MEMBERSHIP, MESSAGES, QUESTIONS, STATUS
 
 INPUTS, CLASSES, ROUNDS = 3000, 100, 3  # a model of more than one piece
 DIM = (INPUTS + 1) * CLASSES
@@ -79,6 +80,16 @@ def test_the_second_implementation_knows_nothing_of_holdfast() -> None:
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not any(name.startswith("holdfast") for name in imported)
+
+
+def test_every_question_is_on_the_page_and_is_answered(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `((?:GET|POST|PUT) /[^`]*)` \|", page, re.MULTILINE))
+    messages = {f"{method} {MESSAGES}/ROUND/EXCHANGE" for method in ("GET", "PUT")}
+    assert listed == {*QUESTIONS, MEMBERSHIP} | messages, "docs/reference/wire.md and QUESTIONS differ"
+    run = DeployedRun(make_federation(describe({"name": "gossip", "lr": 0.1}, nodes=2), "test"), tmp_path)
+    with run.member("a") as member:
+        assert set(member.service.answers) == set(QUESTIONS), "Service.answers and QUESTIONS differ"
 
 
 def test_it_takes_part_from_the_first_round_to_the_last(

@@ -26,9 +26,11 @@ def pages() -> ModuleType:
 
 
 def test_every_method_has_a_page_a_curve_and_a_result(pages: ModuleType) -> None:
-    assert sorted(path.stem for path in METHODS.glob("*.md") if path.stem != "index") == NAMES
-    assert sorted(path.stem for path in (METHODS / "figures").glob("*.svg")) == NAMES
-    assert sorted(pages.METHODS) == NAMES
+    written = sorted(path.stem for path in METHODS.glob("*.md") if path.stem != "index")
+    assert written == NAMES, "write docs/methods/NAME.md"
+    assert sorted(pages.METHODS) == NAMES, "write a table [NAME] in docs/methods/methods.toml"
+    drawn = sorted(path.stem for path in (METHODS / "figures").glob("*.svg"))
+    assert drawn == NAMES, "draw the curve: python docs/methods/curves.py NAME"
     assert {name: next(iter(pages.RESULTS[name])) for name in NAMES} == {
         name: pages.METHODS[name]["title"] for name in NAMES
     }

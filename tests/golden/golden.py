@@ -162,6 +162,9 @@ def write_record(record: dict[str, dict[str, Quantities]]) -> None:
 
 def main(arguments: list[str]) -> int:
     """Compares or records; the exit code is 1 if something differs."""
+    if "--help" in arguments or "-h" in arguments:
+        print(f"{__doc__}\nGroups: {', '.join(GROUPS)}")
+        return 0
     write, names = "--write" in arguments, [name for name in arguments if name != "--write"]
     if unknown := set(names) - GROUPS.keys():
         print(f"there is no group {', '.join(unknown)}; there are: {', '.join(GROUPS)}")

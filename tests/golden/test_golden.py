@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from golden import GROUPS, computed, differences, load_groups, read_record, same
+from golden import GROUPS, computed, differences, load_groups, main, read_record, same
 
 load_groups()
 
@@ -44,3 +44,10 @@ def test_differences_name_the_entry_and_the_quantity() -> None:
         "one: left: recorded, but not there any more",
         "one: loss: recorded 1.0, now 1.5",
     ]
+
+
+def test_help_names_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert "--write" in said
+    assert all(name in said for name in GROUPS)

@@ -19,9 +19,8 @@ from holdfast.problem.model_problem import ModelProblem
 COUNTS = [3, 40, 7, 12]
 REGULARISERS = {
     "none": Regulariser(),
-    "l2": Regulariser(l2=0.3),
-    "nonconvex": Regulariser(nonconvex=0.2),
-    "both": Regulariser(l2=0.3, nonconvex=0.2),
+    **{name: Regulariser(**{name: 0.3}) for name in sorted(Regulariser.names())},
+    "all": Regulariser(**dict.fromkeys(Regulariser.names(), 0.2)),
 }
 
 
@@ -49,8 +48,7 @@ def plain_grad(row: Tensor, x: Tensor, y: Tensor, regulariser: Regulariser) -> T
     nn.utils.vector_to_parameters(row, net.parameters())
     value = nn.functional.cross_entropy(net(x), y)
     for p in net.parameters():
-        value = value + regulariser.l2 / 2 * (p * p).sum()
-        value = value + regulariser.nonconvex * (p * p / (1 + p * p)).sum()
+        value = value + regulariser.value(p.flatten())  # see test_regulariser.py
     return nn.utils.parameters_to_vector(torch.autograd.grad(value, list(net.parameters())))
 
 
@@ -139,7 +137,7 @@ def test_a_full_batch_takes_all_of_a_nodes_data() -> None:
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_the_common_objective(weights) -> None:
-    regulariser = REGULARISERS["both"]
+    regulariser = REGULARISERS["all"]
     problem, data = make_problem(weights=weights, regulariser=regulariser), make_data()
     x = rows(problem, 1)[0]
     value, gradient = problem.global_value_and_grad(x)
@@ -156,7 +154,7 @@ def test_the_common_objective(weights) -> None:
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 def test_processes_that_hold_some_nodes_add_up_to_the_whole(weights) -> None:
-    whole = make_problem(weights=weights, regulariser=REGULARISERS["both"])
+    whole = make_problem(weights=weights, regulariser=REGULARISERS["all"])
     x, at = rows(whole), rows(whole, 1)[0]
     value, gradient = whole.global_value_and_grad(at)
     parts = []
@@ -169,7 +167,7 @@ def test_processes_that_hold_some_nodes_add_up_to_the_whole(weights) -> None:
             batch_size=4,
             seed=5,
             weights=weights,
-            regulariser=REGULARISERS["both"],
+            regulariser=REGULARISERS["all"],
         )
         assert len(part.source.stored.x) == sum(COUNTS[node] for node in held)
         assert close(oracle(part, held).grad(x[held]), oracle(whole, held).grad(x[held]))

@@ -24,12 +24,8 @@ from holdfast_deploy.ops.events import Events
 from holdfast_deploy.storage.messages import BeyondRepairError, parse
 from holdfast_deploy.wire.credentials import Credentials
 from holdfast_deploy.wire.protocol import (
-    LINKS,
     MEMBERSHIP,
-    RELEASED,
-    REVOCATIONS,
-    STATUS,
-    SYNC,
+    QUESTIONS,
     Answerer,
     Kind,
     Peer,
@@ -130,7 +126,7 @@ class MembershipService:
         own = {MEMBERSHIP: self.serve}
         if self.member is not None:
             return {**self.member.service.answers, **own}
-        return dict.fromkeys((SYNC, LINKS, RELEASED, REVOCATIONS, STATUS), self._take_no_part) | own
+        return dict.fromkeys(QUESTIONS, self._take_no_part) | own
 
     def message(self, peer: Peer, wanted: Wanted) -> AbstractAsyncContextManager[Sending]:
         """Messages are of a roster, and fetched from the member that works in that one."""

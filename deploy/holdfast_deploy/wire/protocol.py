@@ -28,6 +28,7 @@ from holdfast_deploy.storage.messages import (
 VERSION = "/v2"  # of the wire: every path begins with it
 SYNC, LINKS, RELEASED = f"POST {VERSION}/sync", f"POST {VERSION}/links", f"POST {VERSION}/released"
 REVOCATIONS, STATUS = f"POST {VERSION}/revocations", f"GET {VERSION}/status"
+QUESTIONS = (SYNC, LINKS, RELEASED, REVOCATIONS, STATUS)  # that ``Service`` answers while it takes part
 MEMBERSHIP = f"POST {VERSION}/membership"
 MESSAGES = f"{VERSION}/messages"  # then /ROUND/EXCHANGE; GET fetches, PUT submits
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -151,35 +153,78 @@ def class_dimension(outputs: Tensor, targets: Tensor) -> int:
 # --- what is added to every node's loss -----------------------------------------------------------------
 
 
+class Term(NamedTuple):
+    """A function of one number, whose sum over all x_k a regulariser adds."""
+
+    value: Callable[[Tensor], Tensor]
+    gradient: Callable[[Tensor], Tensor]
+    curvature: Callable[[Tensor], Tensor]
+    least: float  # bounds of the curvature, wherever there is one; below 0, the term is not convex
+    most: float
+
+
+def _times(term: Term) -> float:
+    """A coefficient, by default 0, of ``term``."""
+    return field(default=0.0, metadata={"term": term})
+
+
 @dataclass(frozen=True)
 class Regulariser:
-    """(l2/2) ||x||^2 + l1 ||x||_1 + nonconvex * sum_l x_l^2 / (1 + x_l^2), the last as in FedPD's paper."""
+    """The sum of its terms, each times the coefficient that has its name. A new term is a field here."""
 
-    l2: float = 0.0
-    nonconvex: float = 0.0
-    l1: float = 0.0
+    l2: float = _times(Term(lambda x: x.square() / 2, lambda x: x, torch.ones_like, 1.0, 1.0))
+    nonconvex: float = _times(  # x^2 / (1 + x^2), as in FedPD's paper
+        Term(
+            lambda x: x.square() / (1 + x.square()),
+            lambda x: 2 * x / (1 + x * x) ** 2,
+            lambda x: 2 * (1 - 3 * x * x) / (1 + x * x) ** 3,
+            -0.5,
+            2.0,
+        )
+    )
+    l1: float = _times(Term(torch.abs, torch.sign, torch.zeros_like, 0.0, 0.0))  # but for its kink at 0
+
+    @classmethod
+    def names(cls) -> set[str]:
+        """Of the terms; options of a run have the same."""
+        return {one.name for one in fields(cls)}
+
+    @cached_property
+    def terms(self) -> list[tuple[float, Term]]:
+        """Those with a coefficient above 0."""
+        given = [(getattr(self, one.name), one.metadata["term"]) for one in fields(self)]
+        return [(weight, term) for weight, term in given if weight]
 
     def value(self, x: Tensor) -> Tensor:
+        """[...] for x [..., d]."""
         total = x.new_zeros(x.shape[:-1])
-        if self.l2:
-            total = total + self.l2 / 2 * x.square().sum(-1)
-        if self.nonconvex:
-            square = x * x
-            total = total + self.nonconvex * (square / (1 + square)).sum(-1)
-        if self.l1:
-            total = total + self.l1 * x.abs().sum(-1)
+        for weight, term in self.terms:
+            total = total + weight * term.value(x).sum(-1)
         return total
 
     def add_grad(self, gradient: Tensor, x: Tensor) -> Tensor:
-        """``gradient`` plus the regulariser's own at ``x``."""
-        if self.l2:
-            gradient = torch.add(gradient, x, alpha=self.l2)
-        if self.nonconvex:
-            gradient = gradient + 2 * self.nonconvex * x / (1 + x * x) ** 2
-        if self.l1:
-            gradient = torch.add(gradient, x.sign(), alpha=self.l1)
+        """``gradient`` [..., d] plus the regulariser's own at ``x``."""
+        for weight, term in self.terms:
+            gradient = torch.add(gradient, term.gradient(x), alpha=weight)
         return gradient
 
     def curvature(self, x: Tensor) -> Tensor:
-        """The diagonal of the regulariser's Hessian at ``x``."""
-        return self.l2 + 2 * self.nonconvex * (1 - 3 * x * x) / (1 + x * x) ** 3
+        """The diagonal of the regulariser's Hessian at ``x``, [..., d]."""
+        total = torch.zeros_like(x)
+        for weight, term in self.terms:
+            total = total + weight * term.curvature(x)
+        return total
+
+    @property
+    def convex(self) -> bool:
+        return all(term.least >= 0 for _, term in self.terms)
+
+    @property
+    def least(self) -> float:
+        """A bound below every curvature of the convex terms: they are so strongly convex."""
+        return sum(weight * max(term.least, 0.0) for weight, term in self.terms)
+
+    @property
+    def most(self) -> float:
+        """A bound above every curvature."""
+        return sum(weight * term.most for weight, term in self.terms)

@@ -127,6 +127,8 @@ def main() -> None:
     FIGURES.mkdir(exist_ok=True)
     record = FIGURES / "results.json"
     results = json.loads(record.read_text()) if record.exists() else {}
+    if missing := set(sys.argv[1:]) - METHODS.keys():
+        sys.exit(f"methods.toml has no table {', '.join(sorted(missing))}: write it first")
     for name in sys.argv[1:] or METHODS:
         personal = ALGORITHMS.describe(name)["family"] == "personalised"
         curves = computed(name, personal)

@@ -55,14 +55,15 @@ def test_llms_txt_lists_every_page(hooks: ModuleType, nav: list) -> None:
         set(re.findall(r"^- \[.*?\]\((.*?)\)", text, re.MULTILINE))
         for text in ((ROOT / "llms.txt").read_text(encoding="utf-8"), hooks.llms(nav, on_site=False))
     )
-    assert written == wanted
+    assert written == wanted, "make docs brings llms.txt up to date"
     assert all((ROOT / path).exists() for path in written)
 
 
 def test_every_page_is_in_the_navigation_and_begins_with_prose(hooks: ModuleType, nav: list) -> None:
     listed = {path for section in nav for part in section.values() for _, path in hooks._pages(part)}
     pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
-    assert pages | set(hooks.WRITTEN) == {path for path in listed if path.endswith(".md")}
+    missing = {path for path in listed if path.endswith(".md")} ^ (pages | set(hooks.WRITTEN))
+    assert not missing, "each page of docs/ is in mkdocs.yml, and a page for each method in docs/methods/"
     for page in pages:
         title, sentence = hooks._beginning(page)
         assert title, page

@@ -38,13 +38,15 @@ def test_every_method_has_a_page_a_curve_and_a_result(pages: ModuleType) -> None
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_is_whole(name: str, pages: ModuleType) -> None:
-    by_hand = (METHODS / f"{name}.md").read_text(encoding="utf-8")
+    file = METHODS / f"{name}.md"
+    assert file.exists(), f"write docs/methods/{name}.md"
+    by_hand = file.read_text(encoding="utf-8")
     page = pages.whole_page(name, by_hand)
     headings = re.findall(r"^## (.*)$", page, re.MULTILINE)
     assert headings[0] == "Equations"
     assert headings[-4:] == ["When it fails", "A curve", "Run it", "Papers"]
     title = by_hand.split("\n", 1)[0].removeprefix("# ")
-    assert title.split(",")[0] in pages.METHODS[name]["title"]
+    assert title.split(",")[0] in pages.by_hand(name)["title"]
     assert "nothing up" not in page
     # A reconstruction says so on its page as in the registry.
     assert ("econstruction" in by_hand) == ("reconstruction" in ALGORITHMS.describe(name)["paper"])
@@ -53,7 +55,7 @@ def test_a_page_is_whole(name: str, pages: ModuleType) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_papers_are_those_of_the_registry(name: str, pages: ModuleType) -> None:
     cited = set(CITED.findall(_plain(ALGORITHMS.describe(name)["paper"])))
-    listed = {_first_author_and_year(pages.PAPERS[key]) for key in pages.METHODS[name]["papers"]}
+    listed = {_first_author_and_year(pages.PAPERS[key]) for key in pages.by_hand(name)["papers"]}
     assert cited
     assert cited <= listed
 

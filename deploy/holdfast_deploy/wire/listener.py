@@ -89,12 +89,13 @@ class Listener:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            while len(self._admitting) > self.most:  # those that had to go are not closed yet
+                await asyncio.sleep(0.01)
             try:
                 connection, place = await loop.sock_accept(listening)
             except OSError:  # it has gone again, or no file is left for it
                 await asyncio.sleep(0.1)
                 continue
-            keep_alive(connection)
             address = _plain(place[0])
             self.strangers.pop(connection.fileno(), None)
             self.strangers[connection.fileno()] = connection, address
@@ -119,6 +120,7 @@ class Listener:
         """The handshake of a connection, whose file descriptor is ``number``."""
         loop = asyncio.get_running_loop()
         try:
+            keep_alive(connection)
             if self.credentials is None:  # a stranger until it says who it is
                 await loop.connect_accepted_socket(self.factory, connection)
                 return
@@ -133,7 +135,7 @@ class Listener:
         except ssl.SSLError as error:
             self.events.complain("handshake refused", reason=why_refused(error))
         except OSError:  # it has gone, or said nothing for too long
-            pass
+            connection.close()
         self.strangers.pop(number, None)
 
     # --- who is there ------------------------------------------------------------------------------------

@@ -145,10 +145,10 @@ def serve(path: Path, raw_port: int, messages: int, ready: Event, done: Event) -
             return server
 
         node.listen(node.federation.member("a").address)
-        server = node.waiting.run_on_loop(listen)
+        server = node.waiting.run_interruptible(listen)
         ready.set()
         done.wait()
-        node.waiting.run_on_loop(server.close)
+        node.waiting.run_interruptible(server.close)
 
 
 @dataclass
@@ -211,12 +211,12 @@ def measure_throughput(folder: Path, megabytes: float, repeats: int) -> list[tup
                     raise RuntimeError("the raw stream is not of the same size")
                 return cost
 
-            node.waiting.run_on_loop(lambda: fetch(0))  # connects
+            node.waiting.run_interruptible(lambda: fetch(0))  # connects
             costs = [
-                (node.waiting.run_on_loop(partial(fetch, i + 1)), node.waiting.run_on_loop(raw))
+                (node.waiting.run_interruptible(partial(fetch, i + 1)), node.waiting.run_interruptible(raw))
                 for i in range(repeats)
             ]
-            node.waiting.run_on_loop(raw_line.close)
+            node.waiting.run_interruptible(raw_line.close)
             return costs
     finally:
         done.set()

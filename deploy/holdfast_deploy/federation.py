@@ -278,6 +278,10 @@ class Federation(Section, ABC):
             return False
         return not self.member(peer).address or {asker, peer} in map(set, self.relay.links)
 
+    def listens(self, name: str) -> bool:
+        """Whether others can ask the member: a client has no port, it only asks and submits."""
+        return self.server is None or self.server.name == name
+
     def member(self, name: str) -> MemberConfig:
         """The member called ``name``."""
         for member in self.members:

@@ -319,6 +319,14 @@ def test_a_client_killed_while_it_finished_has_its_model_though_the_server_is_go
     assert run.log[-1]["event"] == "finished"
 
 
+def test_a_client_of_a_server_opens_no_port(tmp_path: Path) -> None:
+    raw = describe({"name": "fedlin", "lr": 0.1}, network=SERVER)
+    run = DeployedRun(make_federation(raw, "test"), tmp_path)
+    with run.member("hub") as hub, run.member("a", listen="127.0.0.1:0") as client:
+        assert hub.port is not None
+        assert client.port is None
+
+
 def test_a_client_cannot_fill_the_servers_disk(tmp_path: Path) -> None:
     raw = describe({"name": "fedlin", "lr": 0.1}, network=SERVER, rounds=100)
     run = DeployedRun(make_federation(raw, "test"), tmp_path)

@@ -81,7 +81,7 @@ def test_fuzzed_answers_are_refused(count: int, tmp_path: Path) -> None:
         link.line, link.round = real, 0
         return refused
 
-    refused = fuzzed["a"].waiting.run_on_loop(bombard)
+    refused = fuzzed["a"].waiting.run_interruptible(bombard)
     assert refused > 0.95 * count  # a flipped bit may leave an answer that is as good
     assert kinds.keys() == {*Mangler.HEADERS, *Mangler.PAYLOADS}
     fuzzed.finish()
@@ -122,7 +122,7 @@ def test_fuzzed_questions_are_refused(count: int, tmp_path: Path) -> None:
             asked += 1
         return asked
 
-    asked = fuzzed["a"].waiting.run_on_loop(bombard)
+    asked = fuzzed["a"].waiting.run_interruptible(bombard)
     assert asked > 0.9 * count
     assert fuzzed["a"].events.complaints["refused"] == asked
     fuzzed.finish()
@@ -151,7 +151,7 @@ def test_fuzzed_submissions_are_refused(count: int, tmp_path: Path) -> None:
         assert longest < 1000
         return refused
 
-    refused = hub.waiting.run_on_loop(bombard)
+    refused = hub.waiting.run_interruptible(bombard)
     assert refused > 0.9 * count
     assert hub.events.complaints["refused"] == refused
     hub.exchange.message_round = 0
@@ -172,10 +172,10 @@ def test_a_message_that_cannot_be_saved_is_refused_for_now(tmp_path: Path) -> No
         )
 
     with pytest.raises(RefusedError) as refused:
-        hub.waiting.run_on_loop(submit)
+        hub.waiting.run_interruptible(submit)
     assert refusal(refused) is Kind.NO_ROOM
     hub.store.inbox.mkdir()
-    assert b'"received":true' in hub.waiting.run_on_loop(submit)
+    assert b'"received":true' in hub.waiting.run_interruptible(submit)
     settle_submission(hub, b"", honest, frames)
     hub.exchange.message_round = 0
     fuzzed.finish()

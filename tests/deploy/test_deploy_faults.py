@@ -200,7 +200,7 @@ def test_a_name_that_does_not_resolve_is_told_from_a_member_that_is_down(tmp_pat
             return await a.connections.to("b").agreed(1, 0)
 
         with pytest.raises(HoldfastError, match=r"waiting for b .*host name is not known"):
-            a.waiting.run_on_loop(ask)
+            a.waiting.run_interruptible(ask)
 
 
 def test_a_record_of_rounds_that_cannot_be_read_is_named(tmp_path: Path) -> None:

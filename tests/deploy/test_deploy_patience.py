@@ -128,7 +128,7 @@ def test_of_one_client_there_is_one_unfinished_message(method: str, tmp_path: Pa
         while list(hub.store.inbox.iterdir()):
             await asyncio.sleep(0.05)
 
-    hub.waiting.run_on_loop(calm)
+    hub.waiting.run_interruptible(calm)
     fuzzed.finish()
 
 

@@ -18,10 +18,17 @@ from holdfast.engines.common.counters import Traffic, Work
 from holdfast.engines.common.oracle import INITIAL_STEP, BatchOracle
 from holdfast_deploy.federation_file import FederationFile, make_federation
 from holdfast_deploy.member.node_rounds import graph_round, graph_start
-from holdfast_deploy.member.state import Handover, Key, MemberState, RoundContext
+from holdfast_deploy.member.state import Handover, MemberState, RoundContext
 from holdfast_deploy.member.template import channel_memories, new_channel_run
-from holdfast_deploy.site import open_site
-from holdfast_deploy.storage.messages import Header, MessageFile, TensorSpec, specs, write_message
+from holdfast_deploy.site import Site, open_site
+from holdfast_deploy.storage.messages import (
+    ExchangeKey,
+    Header,
+    MessageFile,
+    TensorSpec,
+    specs,
+    write_message,
+)
 
 T = TypeVar("T")
 
@@ -33,11 +40,13 @@ class SharedFolder:
         self.folder, self.name, self.phase = folder, name, ""
         self.noted: list[tuple[str, int]] = []
 
-    def publish(self, key: Key, tree: Any, to: str = "") -> MessageFile:
+    def publish(self, key: ExchangeKey, tree: Any, to: str = "") -> MessageFile:
         header = Header(federation="f", sender=self.name, round=key[0], exchange=key[1], tensors=specs(tree))
         return write_message(self.folder / f"{self.name}-{key[0]}-{key[1]}{to}", header, tree)
 
-    def fetch(self, key: Key, peers: Sequence[str], tensors: list[TensorSpec]) -> dict[str, MessageFile]:
+    def fetch(
+        self, key: ExchangeKey, peers: Sequence[str], tensors: list[TensorSpec]
+    ) -> dict[str, MessageFile]:
         paths = {peer: self.folder / f"{peer}-{key[0]}-{key[1]}" for peer in peers}
         until = time.monotonic() + PATIENCE
         while not all(path.exists() for path in paths.values()):
@@ -59,16 +68,13 @@ class SharedFolder:
         raise AssertionError(f"a round among neighbours has no use for {verb}")
 
 
-def train(federation: FederationFile, name: str, files: SharedFolder, found: dict[str, Tensor]) -> None:
+def train(
+    federation: FederationFile, name: str, site: Site, files: SharedFolder, found: dict[str, Tensor]
+) -> None:
     """All rounds of one node; of what is known to a session, nothing is needed."""
     method, node = federation.member_method, federation.names.index(name)
     assert isinstance(method, Algorithm)
-    site, here, work, traffic = (
-        open_site(federation, name, make_data(node)),
-        torch.tensor([node]),
-        Work(),
-        Traffic(),
-    )
+    here, work, traffic = torch.tensor([node]), Work(), Traffic()
 
     def context(r: int, message_round: int, memories: Any = ()) -> RoundContext:
         return RoundContext(
@@ -101,8 +107,10 @@ def test_a_round_needs_an_exchange_and_no_member(tmp_path: Path) -> None:
     raw = describe({"name": "local-gecl", "lr": 0.1, "local_steps": 2}, rounds=3, dtype="float64")
     federation, found = make_federation(raw, "test"), dict[str, Tensor]()
     files = {name: SharedFolder(tmp_path, name) for name in federation.names}
+    # One after the other: initial models are drawn with torch's own generator, of which a process has one.
+    sites = {name: open_site(federation, name, make_data(node)) for node, name in enumerate(federation.names)}
     threads = [
-        threading.Thread(target=train, args=[federation, name, files[name], found])
+        threading.Thread(target=train, args=[federation, name, sites[name], files[name], found])
         for name in federation.names
     ]
     for thread in threads:

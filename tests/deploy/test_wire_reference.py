@@ -162,4 +162,4 @@ def test_version_1_of_the_wire_is_refused_in_one_line_at_both_ends(tmp_path: Pat
                 return await member.connections.to("b").line.ask(STATUS)
 
             with pytest.raises(Unreachable, match=r"the wire of holdfast 0\.1"):
-                member.waiting.run_on_loop(ask)
+                member.waiting.run_interruptible(ask)

@@ -32,7 +32,7 @@ from holdfast.problem.model_problem import ModelProblem
 from holdfast_deploy.federation_file import FederationFile, make_federation
 from holdfast_deploy.member.network import NetworkThread
 from holdfast_deploy.member.node import open_node
-from holdfast_deploy.member.server import Server, open_server
+from holdfast_deploy.member.server import open_server
 from holdfast_deploy.member.session import Session
 from holdfast_deploy.member.waiting import Stopped
 from holdfast_deploy.ops.events import Events
@@ -174,8 +174,7 @@ class DeployedRun:
             )
             site = open_site(federation, name, data, counted_noise=self.counted_noise)
             made = open_node(federation, name, folder, site, **shared)
-        if isinstance(made.program, Server) or federation.server is None:
-            made.open(listen)
+        made.open(listen)
         return made
 
     def carry_out(self, timeout: float = PATIENCE) -> DeployedRun:

@@ -134,8 +134,7 @@ class Threads:
 
         def run(member: Any) -> Any:
             self.members[name] = member
-            if serves or member.federation.server is None:
-                member.open(listen)
+            member.open(listen)
             return member.run()
 
         events = Events(name, self.write)

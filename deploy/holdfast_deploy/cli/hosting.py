@@ -88,7 +88,7 @@ def host(
     A signal stops it, since every instant is safe to stop at. ``monitor``: a port, or host:port.
     """
     where = None
-    if federation.server is None or federation.server.name == name:
+    if federation.listens(name):
         named = [member.address for member in federation.members if member.name == name]
         where = listen or (bind_address(named[0]) if named else None) or None
     for number in STOPPING:
@@ -140,9 +140,7 @@ def _run_member(
     """One roster, watched."""
     watched.of(member.status)
     with ExitStack() as stack:
-        server = member.federation.server
-        if server is None or server.name == member.name:
-            member.open(listen)
+        member.open(listen)
         if progress:
             events.write = stack.enter_context(ProgressView(member)).show
         if isinstance(member.program, Node):

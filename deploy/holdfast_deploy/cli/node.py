@@ -65,17 +65,18 @@ def node(
             raise unknown("node in the federation", name, federation.names)
         keys = None if insecure else certs or file.parent / "certs"
         credentials = member_credentials(federation, name, keys, listen)
-        site: dict[str, Any] = {
+        for_consent: dict[str, Any] = {
             "policy": policy,
             "name": name,
             "own_code": model is not None or names_code(data),
         }
-        require_consent(federation, file, keys, accepting=accept, **site)
+        require_consent(federation, file, keys, accepting=accept, **for_consent)
         federation, own = federation.running(), own_data(data, name)
         where = folder or file.parent / f"node-{name}"
 
         def make(now: FederationFile, hosting: Hosting) -> Session:
-            require_policies(now, signed=is_signed(file, federation), **site)  # now as members have changed
+            # ``now``: as members have changed.
+            require_policies(now, signed=is_signed(file, federation), **for_consent)
             return open_node(now, name, where, open_site(now, name, own, device), **hosting)
 
         host(federation, name, where, credentials, events, make, listen=listen, log=log, monitor=monitor)
@@ -110,8 +111,8 @@ def server(
             raise unknown("server in the federation", name, [federation.server.name])
         keys = None if insecure else certs or file.parent / "certs"
         credentials = member_credentials(federation, name, keys, listen)
-        site: dict[str, Any] = {"policy": policy, "name": name, "own_code": model is not None}
-        require_consent(federation, file, keys, accepting=accept, **site)
+        for_consent: dict[str, Any] = {"policy": policy, "name": name, "own_code": model is not None}
+        require_consent(federation, file, keys, accepting=accept, **for_consent)
         where = folder or file.parent / f"server-{name}"
 
         def make(now: FederationFile, hosting: Hosting) -> Session:

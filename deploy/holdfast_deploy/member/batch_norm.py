@@ -41,18 +41,18 @@ def averaged(
     node: int,
     neighbours: Sequence[str],
     traffic: Traffic,
-    files: Exchange,
+    transport: Exchange,
 ) -> Tensor:
     """The mean of all nodes' moments, like ``own``, which are those of ``node``."""
     message_round = federation.rounds + 1
     if federation.server is None:
-        return _flooded(own, federation, node, neighbours, traffic, files)
+        return _flooded(own, federation, node, neighbours, traffic, transport)
     server = federation.server.name
-    message = files.publish((message_round, 0), own)
+    message = transport.publish((message_round, 0), own)
     traffic.count(1, own, own)
-    files.submit(message)
-    mean = files.fetch((message_round, 1), [server], specs(own))[server]
-    found: Tensor = files.retry_while_full(lambda: mean.read(own, own.device))
+    transport.submit(message)
+    mean = transport.fetch((message_round, 1), [server], specs(own))[server]
+    found: Tensor = transport.retry_while_full(lambda: mean.read(own, own.device))
     return found
 
 
@@ -69,17 +69,17 @@ def _flooded(
     node: int,
     neighbours: Sequence[str],
     traffic: Traffic,
-    files: Exchange,
+    transport: Exchange,
 ) -> Tensor:
     """Every node sends its neighbours all that it has heard, until the farthest has heard of each."""
     nodes, here = len(federation.node), slice(node, node + 1)
     table = Table(own.new_zeros(nodes, 1), own.new_zeros(nodes, own.numel()))
     table.known[here], table.moments[here] = 1, own.flatten()
     for number in range(federation.diameter):
-        _, received = broadcast(files, (federation.rounds + 1, number), table, neighbours)
+        _, received = broadcast(transport, (federation.rounds + 1, number), table, neighbours)
         traffic.count(len(received), table, table)
         for file in received.values():
-            theirs: Table = files.retry_while_full(partial(file.read, table, own.device))
+            theirs: Table = transport.retry_while_full(partial(file.read, table, own.device))
             news = (theirs.known > 0) & (table.known == 0)
             known = torch.where(news, theirs.known, table.known)
             table = Table(known, torch.where(news, theirs.moments, table.moments))

@@ -11,11 +11,10 @@ from typing import NamedTuple
 from holdfast.core.errors import HoldfastError
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.member.schedule import Due, Schedule
-from holdfast_deploy.member.state import Key
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.storage.disk_full import retry_while_full
 from holdfast_deploy.storage.links import Dependencies, ForgedError
-from holdfast_deploy.storage.messages import DamagedError, Header, MessageFile
+from holdfast_deploy.storage.messages import DamagedError, ExchangeKey, Header, MessageFile
 from holdfast_deploy.storage.outbox import Outbox
 from holdfast_deploy.storage.results import RoundRecord
 from holdfast_deploy.storage.store import Store, message_key, message_name, remove
@@ -86,13 +85,13 @@ class Clients:
         self.federation, self.schedule, self.store, self.outbox = federation, schedule, store, outbox
         self.events, self.dependencies, self.waits, self.seen = events, dependencies, waits, seen
         self.lost, self.cohorts = lost, cohorts
-        self.arrivals: dict[Key, dict[str, Arrival]] = {}
+        self.arrivals: dict[ExchangeKey, dict[str, Arrival]] = {}
         self.quorum: Quorum | None = None
         self.due = schedule.due((0, 0))
 
     def restore(self, done: int) -> None:
         """What clients have sent since the state after ``done`` rounds was saved; more may come now."""
-        self.due = self.schedule.after(done, [key[:2] for key in self.outbox.messages])
+        self.expect_next(done)
         rule, store = self.federation.round, self.store
         if rule is not None and rule.quorum is not None and rule.deadline is not None:
             decided = [(r, name) for r, e, name in store.decided() if store.decision(r, e, name) is False]
@@ -114,19 +113,23 @@ class Clients:
                 reason = f"{error}{again if message_round > done else ''}"
                 self.events.complain("a file is damaged", reason=reason, peer=name)
 
-    def expect(self, key: Key) -> None:
+    def expect(self, key: ExchangeKey) -> None:
         """From here on, the messages of that exchange are taken in, or those of the first after it."""
         self.due = self.schedule.due(key)
+
+    def expect_next(self, done: int) -> None:
+        """From here on, what follows ``done`` saved rounds, and all that is published, is taken in."""
+        self.due = self.schedule.after(done, [key[:2] for key in self.outbox.messages])
 
     def takers(self) -> list[str]:
         """Whose messages count in the exchange that is due."""
         return [name for name in self.due.names if not self.left_out(name, self.due.key[0])]
 
-    def file(self, key: Key, name: str) -> MessageFile:
+    def file(self, key: ExchangeKey, name: str) -> MessageFile:
         """What ``name`` sent."""
         return MessageFile(self.store.inbox / message_name(*key, name))
 
-    def files(self, key: Key) -> dict[str, MessageFile]:
+    def files(self, key: ExchangeKey) -> dict[str, MessageFile]:
         """What is here of an exchange, of those that count."""
         here = self.arrivals.get(key, {})
         return {name: self.file(key, name) for name in self.takers() if name in here}
@@ -141,7 +144,7 @@ class Clients:
         for key in [key for key in list(self.arrivals) if key[0] < done]:  # a copy: the loop adds to it
             self.drop(key)
 
-    def drop(self, key: Key) -> None:
+    def drop(self, key: ExchangeKey) -> None:
         """What was sent for that exchange is needed no longer."""
         for name in self.arrivals.pop(key, ()):
             remove(self.store.inbox / message_name(*key, name))

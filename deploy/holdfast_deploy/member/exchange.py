@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from holdfast_deploy.federation import Federation
 from holdfast_deploy.member.clients import Clients
 from holdfast_deploy.member.connections import Connections
-from holdfast_deploy.member.state import Key
 from holdfast_deploy.member.waiting import Waiting
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.storage.disk_full import retry_while_full
@@ -25,6 +24,7 @@ from holdfast_deploy.storage.links import (
 from holdfast_deploy.storage.messages import (
     DamagedError,
     DivergedError,
+    ExchangeKey,
     Header,
     Incarnations,
     MessageFile,
@@ -69,7 +69,7 @@ class MemberExchange:
         self.message_round = 0  # as in ``Header.round``: the one under way
         self.done = federation.first_round  # rounds
 
-    def header(self, key: Key, wire: Any) -> Header:
+    def header(self, key: ExchangeKey, wire: Any) -> Header:
         """Of a message, as it is sent."""
         return Header(
             federation=self.federation.id,
@@ -80,33 +80,37 @@ class MemberExchange:
             depends_on=self.depends_on(self.dependencies.known),
         )
 
-    def publish(self, key: Key, tree: Any, to: str = "") -> MessageFile:
+    def publish(self, key: ExchangeKey, tree: Any, to: str = "") -> MessageFile:
         self.retry_while_full(self.charge)
         header = self.header(key, tree)
         message = self.finite(lambda: self.outbox.publish(header, tree, to))
         self.norms.sent(message)
         return message
 
-    def published(self, key: Key) -> MessageFile | None:
+    def published(self, key: ExchangeKey) -> MessageFile | None:
         return self.outbox.messages.get((*key, ""))
 
-    def keep(self, name: str, key: Key, tree: Any) -> MessageFile:
+    def keep(self, name: str, key: ExchangeKey, tree: Any) -> MessageFile:
         return self.retry_while_full(lambda: write_message(self.folder / name, self.header(key, tree), tree))
 
-    def receive(self, key: Key, peers: Sequence[str], tensors: list[TensorSpec]) -> dict[str, MessageFile]:
+    def receive(
+        self, key: ExchangeKey, peers: Sequence[str], tensors: list[TensorSpec]
+    ) -> dict[str, MessageFile]:
         """``fetch``, whatever the norms of the messages."""
 
         async def fetch(peer: str) -> MessageFile:
             return await self.connections.to(peer).fetch(*key, tensors)
 
-        files = self.waiting.run_on_loop(lambda: gather([fetch(peer) for peer in peers]))
+        files = self.waiting.run_interruptible(lambda: gather([fetch(peer) for peer in peers]))
         return dict(zip(peers, files, strict=True))
 
-    def fetch(self, key: Key, peers: Sequence[str], tensors: list[TensorSpec]) -> dict[str, MessageFile]:
+    def fetch(
+        self, key: ExchangeKey, peers: Sequence[str], tensors: list[TensorSpec]
+    ) -> dict[str, MessageFile]:
         return self._plausible(self.receive(key, peers, tensors))
 
     def fetch_available(
-        self, key: Key, peers: Sequence[str], tensors: list[TensorSpec]
+        self, key: ExchangeKey, peers: Sequence[str], tensors: list[TensorSpec]
     ) -> dict[str, MessageFile]:
         names, limit = self.federation.names, self.federation.limits.exchange
 
@@ -127,7 +131,7 @@ class MemberExchange:
             self.outbox.wake()
             return received
 
-        files = self.waiting.run_on_loop(lambda: gather([fetch(peer) for peer in peers]))
+        files = self.waiting.run_interruptible(lambda: gather([fetch(peer) for peer in peers]))
         came = {peer: file for peer, file in zip(peers, files, strict=True) if file is not None}
         return self._plausible(came)
 
@@ -149,14 +153,14 @@ class MemberExchange:
             await self.connections.to(server).submit(message)
 
         with self._losing(message):
-            self.waiting.run_on_loop(bring)
+            self.waiting.run_interruptible(bring)
 
-    def collect(self, key: Key) -> dict[str, MessageFile]:
+    def collect(self, key: ExchangeKey) -> dict[str, MessageFile]:
         clients = self.clients
         assert clients is not None
         clients.expect(key)
         self.message_round = key[0]
-        self.waiting.run_on_loop(clients.all_due)
+        self.waiting.run_interruptible(clients.all_due)
         return self.retry_while_full(lambda: clients.files(key))
 
     def checked(self, files: dict[str, MessageFile]) -> dict[str, MessageFile]:
@@ -187,7 +191,7 @@ class MemberExchange:
     def retry_while_full(self, action: Callable[[], T]) -> T:
         return self.waiting.retry_while_full(action)
 
-    async def decide(self, key: Key, peer: str, active: bool) -> None:
+    async def decide(self, key: ExchangeKey, peer: str, active: bool) -> None:
         """Writes down, for good and as soon as there is room, whether the link to ``peer`` took part."""
         decide = partial(self.store.decide, *key, peer, active)
         await retry_while_full(decide, self.events, self.federation.limits.wait)

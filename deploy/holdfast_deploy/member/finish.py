@@ -24,9 +24,9 @@ def finish(session: Session, companions: Sequence[str]) -> None:
         if federation.server is not None:
             session.exchange.submit(final)
             server = federation.server.name
-            session.waiting.run_on_loop(lambda: _release(session, server))
+            session.waiting.run_interruptible(lambda: _release(session, server))
         else:
-            session.waiting.run_on_loop(lambda: _all_finished(session, companions))
+            session.waiting.run_interruptible(lambda: _all_finished(session, companions))
     except (WaitLimitError, RefusedForGoodError, MixedRunsError) as error:  # the model is written, and right
         session.events.log("finished, but a neighbour did not say so", "warning", reason=str(error))
         return

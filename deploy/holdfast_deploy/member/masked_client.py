@@ -61,7 +61,7 @@ class MaskedClient:
 
 
 def send_masked(
-    me: MaskedClient, message: Any, model: Header, files: Exchange
+    me: MaskedClient, message: Any, model: Header, transport: Exchange
 ) -> tuple[MessageFile, MessageFile | None]:
     """Goes through a round's phases with ``message``: what was sent, and what is to be sent when it is saved.
 
@@ -71,7 +71,7 @@ def send_masked(
     federation, own, message_round = me.federation, me.credentials, model.round
     names, round = cohort_of(federation, message_round), round_digest(federation, model)
     values = torch.cat([leaf.detach().cpu().double().flatten() for leaf in leaves(message)])
-    kept = _kept(me, message_round, encode(values, len(names)), files)
+    kept = _kept(me, message_round, encode(values, len(names)), transport)
     key = read_key(me.folder / "masks.key")
     secrets = secrets_for(key, me.incarnation, kept.header.content, round)
     like, answers = phases(message, len(names)), answers_like(len(names))
@@ -83,13 +83,13 @@ def send_masked(
 
         ``still`` tells whether it does; None: if ``make`` gives the same again.
         """
-        before = files.published((message_round, exchange))
+        before = transport.published((message_round, exchange))
         if before is None:
-            return files.publish((message_round, exchange), make())
+            return transport.publish((message_round, exchange), make())
         if still is None:
             same = digest(make()) == before.header.content
         else:
-            same = still(files.retry_while_full(partial(before.read, like[exchange], HOST)))
+            same = still(transport.retry_while_full(partial(before.read, like[exchange], HOST)))
         if not same:
             raise HoldfastError(
                 "secure aggregation: the server answers otherwise than before this client was stopped in the "
@@ -100,28 +100,28 @@ def send_masked(
 
     def hear(exchange: int) -> Any:
         expected = answers[exchange - 1]
-        file = files.fetch((message_round, exchange), [me.server], specs(expected))[me.server]
-        return files.retry_while_full(partial(file.read, expected, HOST))
+        file = transport.fetch((message_round, exchange), [me.server], specs(expected))[me.server]
+        return transport.retry_while_full(partial(file.read, expected, HOST))
 
-    files.phase = f"hiding the message of round {message_round}"
+    transport.phase = f"hiding the message of round {message_round}"
     card = partial(make_card, own, me.name, secrets.announcement(), round)
     # Signatures may differ each time: whether this one holds shows when the server passes the card on.
-    files.submit(say(ANNOUNCED, card, still=lambda _: True))
+    transport.submit(say(ANNOUNCED, card, still=lambda _: True))
     checked = {n: check_card(own, n, said, round) for n, said in zip(names, hear(DEALT), strict=True)}
     cards = {name: card for name, card in checked.items() if card is not None}
     announced = {name: card.announcement for name, card in cards.items()}
     client = Client(me.name, secrets, announced, threshold_of(federation), least_clients(federation))
-    files.submit(say(DEALT, lambda: rows_of(names, client.deal(), SEALED_BYTES)))
+    transport.submit(say(DEALT, lambda: rows_of(names, client.deal(), SEALED_BYTES)))
     heard = hear(MASKED)
     dealt = named(names, heard["dealt"])
     plain = partial(kept.read, torch.empty(len(values), dtype=torch.int64), HOST)
-    sent = say(MASKED, lambda: client.masked(files.retry_while_full(plain), dealt))
-    files.submit(sent)
+    sent = say(MASKED, lambda: client.masked(transport.retry_while_full(plain), dealt))
+    transport.submit(sent)
     try:
         arrived = named(names, hear(CONFIRMED))
         told = client.confirm(dealt, arrived)
         confirm = partial(make_confirmation, own, me.name, told)
-        files.submit(say(CONFIRMED, confirm, still=partial(_signed, me, cards, told)))
+        transport.submit(say(CONFIRMED, confirm, still=partial(_signed, me, cards, told)))
         signed = dict(zip(names, hear(REVEALED), strict=True))
     except Counted:
         return sent, None
@@ -140,7 +140,7 @@ def _signed(me: MaskedClient, cards: dict[str, Card], told: bytes, confirmation:
     return any(is_confirmed(own, me.name, one, confirmation, told) for one in known)
 
 
-def _kept(me: MaskedClient, message_round: int, values: Tensor, files: Exchange) -> MessageFile:
+def _kept(me: MaskedClient, message_round: int, values: Tensor, transport: Exchange) -> MessageFile:
     """The message as it was first computed in this round, int64 [d], in a file that nobody else may fetch.
 
     The client's secrets follow from it. Where the same round, computed again after a crash, gives other
@@ -153,7 +153,7 @@ def _kept(me: MaskedClient, message_round: int, values: Tensor, files: Exchange)
     except (DamagedError, FileNotFoundError):
         begun = (0, "")
     if begun != (message_round, me.incarnation):
-        kept = files.keep("unmasked", (message_round, MASKED), values)
+        kept = transport.keep("unmasked", (message_round, MASKED), values)
     return kept
 
 

@@ -47,7 +47,7 @@ def masked_mean(
     federation: Federation,
     clients: Clients,
     model: Header,
-    files: Exchange,
+    transport: Exchange,
     device: torch.device,
     *,
     wide: bool,
@@ -66,13 +66,13 @@ def masked_mean(
 
     def answer(exchange: int, gather: Callable[[Mapping[str, MessageFile]], Any]) -> Any:
         """What is published when ``exchange`` is over; as it was, if that was before a crash."""
-        file = files.published((message_round, exchange + 1))
+        file = transport.published((message_round, exchange + 1))
         if file is None:
-            came = files.collect((message_round, exchange))
-            said = files.retry_while_full(lambda: gather(came))
+            came = transport.collect((message_round, exchange))
+            said = transport.retry_while_full(lambda: gather(came))
             clients.expect((message_round, exchange + 1))  # which may come from now on
-            file = files.publish((message_round, exchange + 1), said)
-        return files.retry_while_full(partial(file.read, answers[exchange], HOST))
+            file = transport.publish((message_round, exchange + 1), said)
+        return transport.retry_while_full(partial(file.read, answers[exchange], HOST))
 
     def stacked(exchange: int, came: Mapping[str, MessageFile], *missing: int) -> Tensor:
         rows = [read(exchange, came[name]) if name in came else zeros(*missing) for name in names]
@@ -85,7 +85,7 @@ def masked_mean(
     dealt = named(names, answer(DEALT, shares)["dealt"])
     arrived = [n for n in names if n in named(names, answer(MASKED, lambda came: flags_of(names, came)))]
     answer(CONFIRMED, lambda came: stacked(CONFIRMED, came, CONFIRMATION_BYTES))
-    revealing = files.collect((message_round, REVEALED))
+    revealing = transport.collect((message_round, REVEALED))
 
     def sum_() -> Tensor:
         revealed = {
@@ -101,7 +101,7 @@ def masked_mean(
         threshold, context = threshold_of(federation), round_digest(federation, model)
         return total(masked, dealt, announced, revealed, threshold, context)
 
-    mean = decode(files.retry_while_full(sum_)) / len(arrived)
+    mean = decode(transport.retry_while_full(sum_)) / len(arrived)
     parts = iter(torch.split(mean, [leaf.numel() for leaf in leaves(message)]))
     return tree_map(lambda t: next(parts).view(t.shape).to(device, summed(t, wide)), message), arrived
 

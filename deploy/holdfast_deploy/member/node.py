@@ -117,23 +117,22 @@ class Node:
 
     def _train(self, saved: MemberState | None) -> tuple[Tensor, Tensor | None]:
         """All rounds that are left; the model and the personal one, if any, [d]."""
-        method, held = self.method, [saved]
-        del saved  # a round is the only one that holds its state: see ``Handover``
+        method = self.method
         if isinstance(method, ServerAlgorithm):
-            state = self._follow(method, held)
+            state = self._follow(method, saved)
             model = self._finished_model()
         else:
             assert isinstance(method, Algorithm)
-            state = self._rounds(method, held)
+            state = self._rounds(method, saved)
             model = method.model(split_channel_state(state.method.tree)[0])[0]
         personal = method.personal(split_channel_state(state.method.tree)[0])
         return model, None if personal is None else personal[0]
 
     # --- among neighbours, or all nodes through a server ------------------------------------------------
 
-    def _rounds(self, method: Algorithm, held: list[MemberState | None]) -> MemberState:
+    def _rounds(self, method: Algorithm, saved: MemberState | None) -> MemberState:
         session, rounds = self.session, self.federation.rounds
-        state = held.pop() or self._begin(method)
+        state = saved or self._begin(method)
         self._forget_start()
         if self.federation.member_network.is_server:
             self._submit_again()
@@ -141,7 +140,7 @@ class Node:
         def one_round(state: MemberState, r: int) -> Finished:
             session.exchange.phase, session.exchange.message_round = f"computing round {r + 1}", r + 1
             after = graph_round(method, state, self._context(r, state), session.exchange)
-            return self._finished(after, partial(_model_of, method, after))
+            return self._measured(after, partial(_model_of, method, after))
 
         return run_rounds(session, state, one_round, lambda r: r if r < rounds else None)
 
@@ -156,7 +155,7 @@ class Node:
         tree = graph_start(method, start, context, session.exchange)
         whole = with_channel_state(tree, channel_memories(self.federation, session.x0))
         state = MemberState(round=first, method=Handover(whole))
-        finished = self._finished(state, partial(_model_of, method, state))
+        finished = self._measured(state, partial(_model_of, method, state))
         session.save(finished.state, **finished.said)
         session.forget_roster_before()
         return finished.state
@@ -192,14 +191,14 @@ class Node:
             options |= {"gradient": pace.gradient, "limits": lambda _: own()}
         return BatchOracle(self.site.problem, here, self.federation.seed, r, self.work, **options)
 
-    def _finished(self, state: MemberState, model: Callable[[], Tensor]) -> Finished:
+    def _measured(self, state: MemberState, model: Callable[[], Tensor]) -> Finished:
         """The state after a round, of which the ``model`` [1, d] is measured, and kept for a roster."""
         session = self.session
         self.models.measure(model(), self.work)
         session.keep_model(state.round, lambda: model()[0])
-        return self._described(state)
+        return self._with_figures(state)
 
-    def _described(self, state: MemberState) -> Finished:
+    def _with_figures(self, state: MemberState) -> Finished:
         metrics = self.session.accounts.metrics
         steps = {} if self.pace is None else {"local_steps": self.pace.taken.get(state.round, 0)}
         whole = replace(state, work=replace(self.work), metrics=metrics)
@@ -213,9 +212,9 @@ class Node:
 
     # --- a client of a server that leads ------------------------------------------------------------------
 
-    def _follow(self, method: ServerAlgorithm[Any], held: list[MemberState | None]) -> MemberState:
+    def _follow(self, method: ServerAlgorithm[Any], saved: MemberState | None) -> MemberState:
         session, federation = self.session, self.federation
-        state = held.pop() or self._begin_client(method)
+        state = saved or self._begin_client(method)
         self._forget_start()
         row = torch.empty_like(session.x0, device="meta")
         broadcast = Broadcast.of(method, federation.wire_channel.down, row)
@@ -234,7 +233,7 @@ class Node:
             except LeftOut:
                 session.accounts.costs.traffic = traffic
                 raise
-            return self._described(after)._replace(submit=last)
+            return self._with_figures(after)._replace(submit=last)
 
         try:
             self._submit_again()
@@ -248,7 +247,7 @@ class Node:
         session.exchange.phase = "preparing"
         start = session.starting_model()
         whole = with_channel_state(method.init(start[None]), channel_memories(self.federation, session.x0))
-        finished = self._described(MemberState(round=first, method=Handover(whole)))
+        finished = self._with_figures(MemberState(round=first, method=Handover(whole)))
         session.save(finished.state, **finished.said)
         session.forget_roster_before()
         return finished.state
@@ -279,7 +278,7 @@ class Node:
             before = MemberState.read(session.store.state_before(), self._like(), session.x0)
             session.exchange.link_digests.restore(before.links)
             session.accounts.costs.traffic = replace(before.costs.traffic)
-            state = self._described(replace(before, round=session.done)).state
+            state = self._with_figures(replace(before, round=session.done)).state
             session.write(state)
         elif state.method.taken:  # by the round, which was not saved
             newest = session.saved()
@@ -292,7 +291,7 @@ class Node:
             session.events.log("left out of a round", "warning", round=late.message_round, reason=reason)
             session.events.audit("left out", round=late.message_round)
         then = min(max(late.now - 1, late.message_round, then), federation.rounds)
-        state = self._described(replace(state, round=then)).state
+        state = self._with_figures(replace(state, round=then)).state
         if then > session.done:
             session.write(state)
         # Last of all: without it, after a crash, the round would be gone through with other messages.

@@ -20,9 +20,9 @@ from holdfast.core.tree import tree_map
 from holdfast.engines.common.channel_run import Sent, wire_like
 from holdfast.engines.common.robust import combine
 from holdfast.topology import Network
-from holdfast_deploy.member.state import Exchange, Key, RoundContext
+from holdfast_deploy.member.state import Exchange, RoundContext
 from holdfast_deploy.member.sums import add_to, read
-from holdfast_deploy.storage.messages import MessageFile, specs
+from holdfast_deploy.storage.messages import ExchangeKey, MessageFile, specs
 
 M = TypeVar("M")
 
@@ -32,7 +32,7 @@ class NodePeers:
     """The links of one node in one round; messages are ``[1, d]``."""
 
     context: RoundContext
-    files: Exchange
+    transport: Exchange
     draws: int = 0  # shared coins and sporadic exchanges of this round so far
     exchanges: int = 0  # of this round so far
 
@@ -70,22 +70,22 @@ class NodePeers:
         like, wire = (_shapes(tree) for tree in (message, sent.wire))
         files, others = received | {node: own_file}, list(received)
         rule = self.context.network.aggregation
-        retry = self.files.retry_while_full
+        retry = self.transport.retry_while_full
         inbox = NodeInbox(like, wire, self.like.device, mixing, others, files, channel, retry, rule)
         return run.from_neighbours(sent, inbox, self)
 
-    def _through_server(self, key: Key, sent: Sent, channel: Channel) -> Any:
+    def _through_server(self, key: ExchangeKey, sent: Sent, channel: Channel) -> Any:
         """The mean that the server sends back."""
         server, device = self.context.server, self.like.device
-        published = self.files.publish(key, sent.wire)
-        self.files.submit(published)
+        published = self.transport.publish(key, sent.wire)
+        self.transport.submit(published)
         answer = wire_like(channel.down, sent.message)
-        file = self.files.fetch(key, [server], specs(answer))[server]
-        self.files.exchanged(server, key[0], [published.header.content], [file.header.content])
-        return self.files.retry_while_full(lambda: read(file, channel.down, answer, sent.message, device))
+        file = self.transport.fetch(key, [server], specs(answer))[server]
+        self.transport.exchanged(server, key[0], [published.header.content], [file.header.content])
+        return self.transport.retry_while_full(lambda: read(file, channel.down, answer, sent.message, device))
 
     def _among_neighbours(
-        self, key: Key, wire: Any, sporadic: bool
+        self, key: ExchangeKey, wire: Any, sporadic: bool
     ) -> tuple[MessageFile, dict[int, MessageFile], csr_array]:
         """The node's message as it was sent, those that came, by number, and the weights of both."""
         weights = self.now.weights
@@ -105,10 +105,10 @@ class NodePeers:
         return own_file, received, self.now.weights_over(took_part | ~own)
 
     def _named(
-        self, send: Broadcast, key: Key, wire: Any, numbers: list[int]
+        self, send: Broadcast, key: ExchangeKey, wire: Any, numbers: list[int]
     ) -> tuple[MessageFile, dict[int, MessageFile]]:
         names = self.context.names
-        own_file, received = send(self.files, key, wire, [names[j] for j in numbers])
+        own_file, received = send(self.transport, key, wire, [names[j] for j in numbers])
         return own_file, {j: received[names[j]] for j in numbers if names[j] in received}
 
     def coin(self, probability: float) -> bool:
@@ -123,7 +123,7 @@ class NodePeers:
             )
         return NodeEdges(self)
 
-    def _next_key(self) -> Key:
+    def _next_key(self) -> ExchangeKey:
         self.exchanges += 1
         return self.context.message_round, self.exchanges - 1
 
@@ -204,46 +204,48 @@ class NodeEdges:
         return z.sum(0, keepdim=True)
 
     def swap(self, z: Tensor) -> Tensor:
-        peers, context, files = self.peers, self.peers.context, self.peers.files
+        peers, context, transport = self.peers, self.peers.context, self.peers.transport
         run = context.channel_run
         sent = run.swap(z, torch.zeros(len(z), dtype=torch.int64, device=z.device))
         run.check()
         context.traffic.count(len(z), z, sent.wire)
         names, key = [context.names[j] for j in peers.neighbours], peers._next_key()
         rows = {n: tree_map(lambda t, i=i: t[i : i + 1], sent.wire) for i, n in enumerate(names)}
-        published = {name: files.publish(key, row, name) for name, row in rows.items()}
-        received = files.fetch(key, names, specs(next(iter(rows.values()))) if rows else [])
+        published = {name: transport.publish(key, row, name) for name, row in rows.items()}
+        received = transport.fetch(key, names, specs(next(iter(rows.values()))) if rows else [])
         for name, file in received.items():
-            files.exchanged(name, key[0], [published[name].header.content], [file.header.content])
-        return files.retry_while_full(
+            transport.exchanged(name, key[0], [published[name].header.content], [file.header.content])
+        return transport.retry_while_full(
             lambda: torch.cat([read(received[n], run.channel, rows[n], z[:1], z.device) for n in names])
         )
 
 
 Broadcast = Callable[
-    [Exchange, Key, Any, Sequence[str]], tuple[MessageFile, dict[str, MessageFile]]
+    [Exchange, ExchangeKey, Any, Sequence[str]], tuple[MessageFile, dict[str, MessageFile]]
 ]  # the own message as it was sent, and what came
 
 
 def broadcast(
-    files: Exchange, key: Key, wire: Any, names: Sequence[str]
+    transport: Exchange, key: ExchangeKey, wire: Any, names: Sequence[str]
 ) -> tuple[MessageFile, dict[str, MessageFile]]:
     """Sends one message to all of ``names``; as it was sent, and theirs."""
-    published = files.publish(key, wire)
-    return _exchanged(files, key, published, files.fetch(key, names, published.header.tensors))
+    published = transport.publish(key, wire)
+    return _exchanged(transport, key, published, transport.fetch(key, names, published.header.tensors))
 
 
 def broadcast_available(
-    files: Exchange, key: Key, wire: Any, names: Sequence[str]
+    transport: Exchange, key: ExchangeKey, wire: Any, names: Sequence[str]
 ) -> tuple[MessageFile, dict[str, MessageFile]]:
     """``broadcast``, but without those with whom it did not work out, at either end."""
-    published = files.publish(key, wire)
-    return _exchanged(files, key, published, files.fetch_available(key, names, published.header.tensors))
+    published = transport.publish(key, wire)
+    return _exchanged(
+        transport, key, published, transport.fetch_available(key, names, published.header.tensors)
+    )
 
 
 def _exchanged(
-    files: Exchange, key: Key, published: MessageFile, received: dict[str, MessageFile]
+    transport: Exchange, key: ExchangeKey, published: MessageFile, received: dict[str, MessageFile]
 ) -> tuple[MessageFile, dict[str, MessageFile]]:
     for name, file in received.items():
-        files.exchanged(name, key[0], [published.header.content], [file.header.content])
-    return files.intact(published), received
+        transport.exchanged(name, key[0], [published.header.content], [file.header.content])
+    return transport.intact(published), received

@@ -16,16 +16,14 @@ from holdfast_deploy.federation import Federation
 from holdfast_deploy.member.batch_norm import statistics_like
 from holdfast_deploy.member.masked_messages import phases
 from holdfast_deploy.member.template import averaged_messages, client_template
-from holdfast_deploy.storage.messages import TensorSpec, specs
-
-Key = tuple[int, int]  # message round, exchange
+from holdfast_deploy.storage.messages import ExchangeKey, TensorSpec, specs
 
 
 @dataclass(frozen=True)
 class Due:
     """The one exchange whose messages are taken in: nobody can honestly be further, nobody need be behind."""
 
-    key: Key
+    key: ExchangeKey
     like: Any  # a tree like every message, on the device "meta"
     wire: Any  # and like what travels of it
     names: list[str]  # whose messages are needed
@@ -78,7 +76,7 @@ class Schedule:
         """The exchange of a round in which clients of a server that leads send what they computed."""
         return 0 if self.federation.secure_aggregation is None else MASKED
 
-    def due(self, key: Key) -> Due:
+    def due(self, key: ExchangeKey) -> Due:
         """The first exchange from ``key`` on; in the end, the final messages, in message round ``last``."""
         message_round, exchange = key
         while message_round < self.last:
@@ -88,7 +86,7 @@ class Schedule:
             message_round, exchange = message_round + 1, 0
         return Due((message_round, 0), (), (), self.federation.names)
 
-    def after(self, done: int, published: Iterable[Key]) -> Due:
+    def after(self, done: int, published: Iterable[ExchangeKey]) -> Due:
         """What comes after so many saved rounds, and after all means that are ``published``."""
         first = (done + 1 if done else 0, 0)
         if self.leads:  # under masks, what is published as the exchange e answers the one before

@@ -102,7 +102,7 @@ class Server:
         session.exchange.phase = "finishing"
         session.write_report()
         try:
-            session.waiting.run_on_loop(self._linger)
+            session.waiting.run_interruptible(self._linger)
         except MixedRunsError as error:  # all clients had finished before one started again
             session.events.log("finished, but a client did not say so", "warning", reason=str(error))
         session.exchange.phase = "finished"
@@ -117,7 +117,7 @@ class Server:
         state = self._state_of_leader(method)
 
         def one_round(state: MemberState, r: int) -> Finished:
-            clients.due = clients.schedule.after(r, [key[:2] for key in session.outbox.messages])
+            clients.expect_next(r)
             session.exchange.message_round, session.exchange.phase = r + 1, f"serving round {r + 1}"
             after, takers = leading_round(method, state, context, session.exchange)
             if self.keeps_cohorts:

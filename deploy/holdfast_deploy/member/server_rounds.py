@@ -18,11 +18,11 @@ from holdfast_deploy.federation import Federation
 from holdfast_deploy.member.clients import Clients
 from holdfast_deploy.member.masked_sums import masked_mean
 from holdfast_deploy.member.privacy import ServerPrivacy
-from holdfast_deploy.member.state import Exchange, Handover, Key, MemberState
+from holdfast_deploy.member.state import Exchange, Handover, MemberState
 from holdfast_deploy.member.sums import mean_of
 from holdfast_deploy.member.template import new_channel_run
 from holdfast_deploy.storage.links import LinkDigests
-from holdfast_deploy.storage.messages import MessageFile
+from holdfast_deploy.storage.messages import ExchangeKey, MessageFile
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def note_means(now: ServerContext, round: int, means: list[MessageFile], digests
             digests.add(name, round, sent=sent, received=received)
 
 
-def count_mean(now: ServerContext, key: Key) -> None:
+def count_mean(now: ServerContext, key: ExchangeKey) -> None:
     """Every client is sent the mean of that exchange."""
     like = now.clients.schedule.due(key).like
     wire = wire_like(now.federation.wire_channel.down, like)

@@ -1,7 +1,7 @@
-"""One process of one roster: its folder, its connections, its log, and the thread that answers others.
+"""One member in one roster: its folder, its connections, its log, and the thread that answers others.
 
-A session knows no method. What is computed is up to its ``program``, a node's or a server's; a round reaches
-other members and the disk only through ``Exchange``, which a session implements. ``run_rounds`` is the only
+A session knows no method. What is computed is up to its ``program``, a node's or a server's. A round sends
+and receives through an ``Exchange``, which is the session's ``MemberExchange``. ``run_rounds`` is the only
 loop over rounds.
 """
 
@@ -65,7 +65,7 @@ WATCH = 1.0  # seconds between two looks at the folder
 
 
 class Session:
-    """One process of one roster. Used as a context; ``program`` is set right after it was made."""
+    """One member in one roster. Used as a context; ``program`` is set right after it was made."""
 
     program: Program
 
@@ -131,7 +131,11 @@ class Session:
             readings=self.readings,
         )
         self.service.callers.credentials = self.credentials
-        self.server = self.waiting.run(self._open_server()) if self.rosters is None else self.rosters.server
+        self.server = (
+            self.waiting.run_uninterrupted(self._open_server())
+            if self.rosters is None
+            else self.rosters.server
+        )
         self.connections = Connections(
             federation,
             name,
@@ -173,8 +177,13 @@ class Session:
         self.close()
 
     def open(self, listen: str | None = None) -> None:
-        """Lets others ask, as the file says: on the own address or on ``listen``, or through the relay."""
+        """Lets others ask, as the file says: on the own address or on ``listen``, or through the relay.
+
+        Nobody asks a client of a server, so it opens nothing.
+        """
         federation = self.federation
+        if not federation.listens(self.name):
+            return
         address = listen or bind_address(federation.member(self.name).address)
         if address:
             self.listen(address)
@@ -184,18 +193,18 @@ class Session:
                 assert federation.relay is not None
                 self.server.open_at(federation.relay.name, federation.relay.address)
 
-            self.waiting.run(reach())
+            self.waiting.run_uninterrupted(reach())
 
     def listen(self, address: str) -> None:
         """Lets others ask, on ``address`` (host:port)."""
-        self.port = self.waiting.run(self.server.listener.open(address))
+        self.port = self.waiting.run_uninterrupted(self.server.listener.open(address))
 
     async def _open_server(self) -> Server:
         return Server(lambda: self.service, self.credentials, self.events)
 
     def close(self) -> None:
         """Closes all connections. What is published stays on disk."""
-        self.waiting.run(self._close())
+        self.waiting.run_uninterrupted(self._close())
         self.store.close()
         self.trail.note("ended", round=self.done)
         self.trail.close()
@@ -419,7 +428,7 @@ class Session:
                 self._releasing.add(releasing)
                 releasing.add_done_callback(self._releasing.discard)
 
-        self.waiting.run_on_loop(tell)
+        self.waiting.run_interruptible(tell)
 
     # --- figures ------------------------------------------------------------------------------------------
 
@@ -476,7 +485,11 @@ def run_rounds(
     next_round: Callable[[int], int | None],
     left_out: Callable[[MemberState, LeftOut, int], MemberState] | None = None,
 ) -> MemberState:
-    """The only loop of a member: computes a round, saves its state, and only then sends what rests on that.
+    """The only loop of a member: computes a round, saves the state after it, and only then submits.
+
+    What a round publishes for neighbours, they may fetch while it is computed: a round that is computed again
+    publishes the same. What the round of a client returns to ``submit`` waits until the state is saved: it
+    tells the server that the client has received the model, which the server may then forget.
 
     ``next_round(r)``: the first round from r on in which the member takes part; None: there is none.
     ``left_out``: the state to continue from where the server continues without this member's message.

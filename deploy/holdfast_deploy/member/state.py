@@ -14,7 +14,7 @@ from holdfast.engines.common.oracle import BatchOracle
 from holdfast.topology import Network
 from holdfast_deploy.ops.audit import BEGINNING, Head
 from holdfast_deploy.storage.links import LinkDigest
-from holdfast_deploy.storage.messages import Incarnations, MessageFile, TensorSpec
+from holdfast_deploy.storage.messages import ExchangeKey, Incarnations, MessageFile, TensorSpec
 from holdfast_deploy.storage.store import Store
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ class MemberState:
         return {
             **own,
             "costs": asdict(self.costs),
-            "tally": links,
+            "tally": links,  # the names on disk of ``links`` and ``largest_norm``
             "norms": {"largest": self.largest_norm},
             "audit": self.audit,
             **spent,
@@ -130,9 +130,6 @@ class MemberState:
         )
 
 
-Key = tuple[int, int]  # of a message: its round, and which exchange of the round
-
-
 class Exchange(Protocol):
     """The only way in which a round touches other members and the disk.
 
@@ -142,27 +139,36 @@ class Exchange(Protocol):
 
     phase: str  # what is done at the moment, for people
 
-    def publish(self, key: Key, tree: Any, to: str = "") -> MessageFile:
-        """Puts a message into the outbox, where ``to``, or every member that may ask, can fetch it."""
+    def publish(self, key: ExchangeKey, tree: Any, to: str = "") -> MessageFile:
+        """Puts a message into the outbox, where ``to``, or every member that may ask, can fetch it.
 
-    def published(self, key: Key) -> MessageFile | None:
+        Nobody can ask a client, which has no port: what it publishes is kept, and leaves by ``submit``.
+        """
+
+    def published(self, key: ExchangeKey) -> MessageFile | None:
         """What was published for all, perhaps before a crash."""
 
-    def keep(self, name: str, key: Key, tree: Any) -> MessageFile:
+    def keep(self, name: str, key: ExchangeKey, tree: Any) -> MessageFile:
         """Writes a message into the file ``name`` of the own folder, which no other member may fetch."""
 
-    def fetch(self, key: Key, peers: Sequence[str], tensors: list[TensorSpec]) -> dict[str, MessageFile]:
+    def fetch(
+        self, key: ExchangeKey, peers: Sequence[str], tensors: list[TensorSpec]
+    ) -> dict[str, MessageFile]:
         """Their messages, as soon as all are here; refuses those that are implausibly large."""
 
     def fetch_available(
-        self, key: Key, peers: Sequence[str], tensors: list[TensorSpec]
+        self, key: ExchangeKey, peers: Sequence[str], tensors: list[TensorSpec]
     ) -> dict[str, MessageFile]:
         """``fetch`` over sporadic links: only of those where it worked out, at both ends alike."""
 
     def submit(self, message: MessageFile) -> None:
-        """Brings a published message to the server, and returns when it is safe there."""
+        """Brings a published message to the server, and returns when it is safe there.
 
-    def collect(self, key: Key) -> dict[str, MessageFile]:
+        A server that leads may then forget the model that the round began with. So the state after the round
+        is saved first.
+        """
+
+    def collect(self, key: ExchangeKey) -> dict[str, MessageFile]:
         """At a server: what its clients sent, as soon as all that count are here, in the nodes' order."""
 
     def checked(self, files: dict[str, MessageFile]) -> dict[str, MessageFile]:

@@ -32,12 +32,12 @@ class Waiting:
         self.seconds = 0.0  # waited so far
         self._future: Future[Any] | None = None
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The result of ``coroutine`` on the event loop, whatever others want meanwhile."""
+    def run_uninterrupted(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The result of ``coroutine`` on the event loop; ``stop`` and ``give_up`` do not end it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
-    def run_on_loop(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of the coroutine on the event loop, unless somebody ends the waiting for it."""
+    def run_interruptible(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of the coroutine on the event loop; ``stop`` and ``give_up`` end it."""
         before = time.monotonic()
         future: Future[T] = asyncio.run_coroutine_threadsafe(begin(), self.loop)
         self._future = future
@@ -59,7 +59,7 @@ class Waiting:
             try:
                 return action()
             except OSError as error:
-                self.run_on_loop(partial(shortage.pause, error))
+                self.run_interruptible(partial(shortage.pause, error))
 
     def stop(self) -> None:
         """Makes the computing thread raise ``Stopped`` when it waits next, or at once if it is waiting."""

@@ -18,6 +18,7 @@ from holdfast_deploy.storage.messages import (
     HANDED_OVER,
     BeyondRepairError,
     DamagedError,
+    ExchangeKey,
     Header,
     MessageFile,
     TensorSpec,
@@ -26,19 +27,20 @@ from holdfast_deploy.storage.messages import (
 from holdfast_deploy.storage.store import clear
 
 T = TypeVar("T")
-Key = tuple[int, int]  # of a message: its round and exchange
 
 
 class ModelExchange(Protocol):
     """How a member hands models over, takes them, and waits for room on its disk."""
 
-    def header(self, key: Key, wire: Any) -> Header:
+    def header(self, key: ExchangeKey, wire: Any) -> Header:
         """Of a message."""
 
-    def publish(self, key: Key, tree: Any) -> MessageFile:
+    def publish(self, key: ExchangeKey, tree: Any) -> MessageFile:
         """Lets others fetch a message."""
 
-    def receive(self, key: Key, peers: Sequence[str], tensors: list[TensorSpec]) -> dict[str, MessageFile]:
+    def receive(
+        self, key: ExchangeKey, peers: Sequence[str], tensors: list[TensorSpec]
+    ) -> dict[str, MessageFile]:
         """The messages of ``peers``."""
 
     def retry_while_full(self, action: Callable[[], T]) -> T:

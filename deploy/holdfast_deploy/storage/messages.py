@@ -34,6 +34,7 @@ LENGTH = struct.Struct("<I")  # of a header, or of a compressed piece, before it
 Number = Annotated[int, Field(ge=0, lt=2**31)]  # of a round or of an exchange
 HANDED_OVER = 2**30  # the number of the exchange in which a member that joins receives a model
 DType = Literal["float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64"]
+ExchangeKey = tuple[int, int]  # of a message: its message round, and which exchange of the round
 Incarnations = dict[  # by member: what it drew when its folder was begun
     Annotated[str, Field(max_length=64)], Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 ]

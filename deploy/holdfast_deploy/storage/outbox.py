@@ -18,7 +18,7 @@ from holdfast_deploy.storage.messages import (
 )
 from holdfast_deploy.storage.store import Store, message_key, message_name, remove
 
-Key = tuple[int, int, str]  # round, exchange, recipient ("" for all)
+OutboxKey = tuple[int, int, str]  # message round, exchange, recipient ("" for all)
 
 
 class Outbox:
@@ -27,7 +27,7 @@ class Outbox:
     def __init__(self, store: Store, events: Events, loop: asyncio.AbstractEventLoop) -> None:
         self.store, self.events, self.loop = store, events, loop
         self.floors: dict[str, int] = {}  # the lowest round that each peer may still ask for
-        self.messages: dict[Key, MessageFile] = {}
+        self.messages: dict[OutboxKey, MessageFile] = {}
         self.lost: set[int] = set()  # rounds of which a message is to be computed again
         self._changed = asyncio.Event()
         self._losing = threading.Lock()  # a damaged message is found by both threads, perhaps at once
@@ -51,7 +51,7 @@ class Outbox:
                 self._lose(key, error)
         return first
 
-    def _lose(self, key: Key, error: DamagedError) -> None:
+    def _lose(self, key: OutboxKey, error: DamagedError) -> None:
         self.events.complain("a published message is damaged", reason=str(error), round=key[0])
         self.lost.add(key[0])  # before it is gone, so that no peer hears that it is gone for good
         self.messages.pop(key, None)
@@ -102,7 +102,7 @@ class Outbox:
                 return None
 
     def raise_floor(self, peer: str, round: int) -> None:
-        """``peer`` asks for ``round``: it has finished, and saved, all rounds before."""
+        """``peer`` asks for ``round``, and so acknowledges that it has saved all rounds before."""
         if round > self.floors.get(peer, 0):
             self.floors[peer] = round
             self.wake()

@@ -230,10 +230,14 @@ class Store:
         """The messages in the inbox, without those that are still coming in."""
         return _whole(self.inbox)
 
-    # --- decisions about sporadic links ------------------------------------------------------------------
+    # --- decisions --------------------------------------------------------------------------------------
 
     def decide(self, round: int, exchange: int, peer: str, active: bool) -> None:
-        """Writes down, for good, whether the link to ``peer`` took part."""
+        """Writes down, for good, whether the message of ``peer`` counts.
+
+        Over sporadic links: whether the link took part. At a server with a quorum: False, ``peer`` is left
+        out of the round. In the last message round: True, ``peer`` has finished.
+        """
         content = next(text for text, value in DECISIONS.items() if value == active)
         write_atomic(self._decision(round, exchange, peer), content)
 

@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass
 class Connection:
-    """The way to one other member. All of it runs on the event loop."""
+    """What one other member is asked, and how often. All of it runs on the event loop."""
 
     federation: Federation
     name: str

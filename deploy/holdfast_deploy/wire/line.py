@@ -25,7 +25,7 @@ Headers = Mapping[str, str]
 
 
 class Line:
-    """The way to one other member: HTTP over connections that are made when they are needed.
+    """HTTP with one other member, over connections that are made when they are needed.
 
     Each connection shows a certificate before anything is asked over it; it must be the peer's, and not be
     revoked. Whenever our own credentials change, the connections are made again.

@@ -234,7 +234,7 @@ class Service:
     # --- whether it may be asked ---------------------------------------------------------------------------
 
     def _question(self, peer: Peer, body: bytes) -> Ask:
-        """What is asked, checked."""
+        """What is asked, checked. Who asks for a round acknowledges that it has saved all rounds before."""
         who = peer.name
         self._trains_the_same(peer)
         ask: Ask = parse(Ask, body)

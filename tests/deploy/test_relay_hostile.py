@@ -23,7 +23,9 @@ from holdfast_deploy.wire.authority import make_certificates
 from holdfast_deploy.wire.credentials import Credentials, load_credentials, serial_of
 from holdfast_deploy.wire.dial import Preface, Unreachable, reach_relay, way_to
 from holdfast_deploy.wire.line import Line
+from holdfast_deploy.wire.listener import MOST_OF_ONE_MEMBER
 from holdfast_deploy.wire.protocol import SYNC, Kind, Peer, Pieces, RefusedError, Sending, Wanted
+from holdfast_deploy.wire.relayed import MOST_BEGINNING
 from holdfast_deploy.wire.revocations import Known, Revoked, revoke
 from holdfast_deploy.wire.server import Server
 
@@ -169,6 +171,14 @@ async def calling_and_saying_nothing(three: Three) -> None:
         assert await asyncio.wait_for(said.until(b"\n"), SOON) == b"OK"
 
 
+async def calling_more_often_than_a_member_answers(three: Three) -> None:
+    """All that could be answered at a time; others' calls would have to wait until these are given up."""
+    ends = [(await three.say("c", "CALL a\n"))[1] for _ in range(MOST_BEGINNING + 8)]
+    assert [await asyncio.wait_for(said.until(b"\n"), 5) for said in ends[MOST_OF_ONE_MEMBER:]] == [
+        b"NO too many calls at a time"
+    ] * (len(ends) - MOST_OF_ONE_MEMBER)
+
+
 ATTACKS = [
     nonsense,
     a_token_of_another_member,
@@ -176,6 +186,7 @@ ATTACKS = [
     calling_without_end,
     calling_and_hanging_up,
     calling_and_saying_nothing,
+    calling_more_often_than_a_member_answers,
 ]
 
 

@@ -18,7 +18,7 @@ from holdfast_deploy.federation import Federation
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.wire.certificate_watch import watch_certificates
 from holdfast_deploy.wire.credentials import Credentials
-from holdfast_deploy.wire.listener import Listener
+from holdfast_deploy.wire.listener import MOST_OF_ONE_MEMBER, Listener
 from holdfast_deploy.wire.protocol import HANDSHAKE, PATIENCE, Peer
 
 CALLS = 256  # of one member at a time
@@ -33,7 +33,7 @@ class End(asyncio.Protocol):
         self.relay, self.line = relay, b""
         self.other: End | None = None
         self.ended: Callable[[], None] = lambda: None  # called when the connection is lost
-        self.said = False
+        self.said = self.announced = False  # its line; to the member that it calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -94,6 +94,7 @@ class Relay:
         # By token: who is called, and what is called with the connection that accepts.
         self.announced: dict[str, tuple[str, Callable[[End], None]]] = {}
         self.calls: Counter[str] = Counter()
+        self.announced_to: Counter[tuple[str, str]] = Counter()  # those of them that the other has heard of
         self.joined = self.bytes = 0  # so far
         self._arrived = asyncio.Event()  # somebody who listens
         self._tasks: set[asyncio.Task[None]] = set()
@@ -166,17 +167,22 @@ class Relay:
         if self.calls[who] >= CALLS:
             end.refuse("too many calls at a time")
             return
-        announcing = self._start(self._announce(end, name))
+        announcing = self._start(self._announce(end, who, name))
         self.calls[who] += 1
 
         def ended() -> None:
             self.calls[who] -= 1
+            if end.announced:
+                self.announced_to[who, name] -= 1
             announcing.cancel()
 
         end.ended = ended
 
-    async def _announce(self, end: End, name: str) -> None:
-        """Tells ``name``, once it is here, of the call of ``end``, and joins the two when it accepts."""
+    async def _announce(self, end: End, who: str, name: str) -> None:
+        """Tells ``name``, once it is here, of the call of ``end``, and joins the two when it accepts.
+
+        It is told of few calls of ``who`` at a time: others' calls would have to wait for handshakes of them.
+        """
         token, accepted = secrets.token_hex(16), asyncio.Event()
 
         def accept(other: End) -> None:
@@ -189,6 +195,11 @@ class Relay:
             async with asyncio.timeout(PATIENCE):
                 while (listening := self.listening.get(name)) is None:
                     await self._arrived.wait()
+            if self.announced_to[who, name] >= MOST_OF_ONE_MEMBER:
+                end.refuse("too many calls at a time")
+                return
+            self.announced_to[who, name] += 1
+            end.announced = True
             self.announced[token] = name, accept
             listening.transport.write(f"{token}\n".encode())
             async with asyncio.timeout(HANDSHAKE):

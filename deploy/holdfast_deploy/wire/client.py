@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from holdfast.core.errors import HoldfastError
 from holdfast.privacy.aggregation.protocol import MASKED
-from holdfast_deploy.federation import Federation
+from holdfast_deploy.federation import SLOWEST, Federation
 from holdfast_deploy.ops.events import Events
 from holdfast_deploy.reading import Reading, Readings
 from holdfast_deploy.storage.links import Dependencies, ForgedError, LinkDigests
@@ -224,7 +224,8 @@ class Connection:
 
         body = Body(pieces, None if lossless else len(begin) + header.size)
         path = f"{MESSAGES}/{header.round}/{header.exchange}"
-        async with self.line.request("PUT", path, body, self.said) as answer:
+        silence = SILENCE + header.size / SLOWEST  # the server has to write all of it to its disk
+        async with self.line.request("PUT", path, body, self.said, silence) as answer:
             reply: Answer = parse(Answer, await whole_body(answer.content))
         return reply
 

@@ -103,6 +103,12 @@ class Credentials:
         if self.bound and not is_issued_by(x509.load_pem_x509_certificate(pem), self.authority_of(name)):
             raise HoldfastError(f"the certificate of {name} is by an authority that does not vouch for it")
 
+    def check_again(self, name: str, pem: bytes) -> None:
+        """Likewise for an open connection: authorities may have changed since its handshake."""
+        self.check(name, pem)
+        if not is_issued_by(x509.load_pem_x509_certificate(pem), self.authority_of(name)):
+            raise HoldfastError(f"the certificate of {name} is by an authority that holds no longer")
+
     @property
     def days_left(self) -> float:
         """Until the certificate, or the last of its authorities, expires."""
@@ -241,5 +247,8 @@ def subject_names(certificate: x509.Certificate) -> list[str]:
 @lru_cache(256)
 def name_in(pem: bytes) -> str:
     """The member whose certificate it is; "" if it is nobody's, or several members'."""
-    names = subject_names(x509.load_pem_x509_certificate(pem))
+    try:
+        names = subject_names(x509.load_pem_x509_certificate(pem))
+    except (ValueError, x509.DuplicateExtension):  # an authority may sign what makes no sense
+        return ""
     return names[0] if len(names) == 1 else ""

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -19,6 +20,7 @@ from holdfast_deploy.wire.dial import LONGEST_REASON, NO_ANSWER, Unreachable, Wa
 from holdfast_deploy.wire.protocol import AHEAD, SILENCE, Kind, RefusedError, whole_body
 
 KEPT = 30.0  # seconds that an unused connection is kept; who answers keeps it longer
+MOST_ANSWERS = 16  # that nobody has read; provisional ones (1xx) may come before an answer
 LONGEST_PROBLEM = 1 << 16  # bytes of what is said about an error
 
 Headers = Mapping[str, str]
@@ -60,17 +62,28 @@ class Line:
 
     @asynccontextmanager
     async def request(
-        self, method: str, path: str, body: Any = None, headers: Headers | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Headers | None = None,
+        silence: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A request, while its answer is read.
+        """A request, while its answer is read; ``silence``: seconds without a byte of that, or ``SILENCE``.
 
         Raises ``Unreachable``, also when the connection breaks; ``RefusedError``; ``HoldfastError`` where the
         peer does not speak HTTP.
         """
         http = await self._session()
+        patience = aiohttp.ClientTimeout(total=None, sock_read=SILENCE if silence is None else silence)
         try:
             async with http.request(
-                method, f"http://member{path}", data=body, headers=headers, allow_redirects=False
+                method,
+                f"http://member{path}",
+                data=body,
+                headers=headers,
+                allow_redirects=False,
+                timeout=patience,
             ) as answer:
                 if answer.status not in (200, 206):
                     raise await _refusal(answer)
@@ -87,7 +100,6 @@ class Line:
             self._http = aiohttp.ClientSession(
                 connector=_Connector(self),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None),
                 auto_decompress=False,
                 read_bufsize=CHUNK,
                 skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
@@ -138,7 +150,17 @@ class _Connector(aiohttp.BaseConnector):
         self.line = line
 
     async def _create_connection(self, req: Any, traces: Any, timeout: Any) -> ResponseHandler:
-        return await self.line.connect(self._factory)
+        return await self.line.connect(partial(_Answers, self._loop))
+
+
+class _Answers(ResponseHandler):
+    """What comes over a connection. Nobody has asked for more than one answer at a time."""
+
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        if len(self) < MOST_ANSWERS:
+            super().feed_data(data, size)
+        elif self.transport is not None:
+            self.transport.abort()
 
 
 class Body(aiohttp.Payload):

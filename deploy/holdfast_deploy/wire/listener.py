@@ -57,6 +57,7 @@ class Listener:
         # By file descriptor, the oldest first: the connection, and the address that it is from.
         self.strangers: dict[int, tuple[socket.socket, str]] = {}
         self.members: dict[asyncio.Transport, Peer] = {}  # whose each is; the one used last is last
+        self._invalid: set[asyncio.Transport] = set()  # those of them whose certificates did not hold
         self._socket: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._admitting: set[asyncio.Task[None]] = set()
@@ -157,7 +158,10 @@ class Listener:
         peer = Peer(name_in(shown), place or _place(transport.get_extra_info("peername")), shown)
         self.members[transport] = peer
         self.members = {open: of for open, of in self.members.items() if not open.is_closing()}
-        crowd = [open for open, of in self.members.items() if of.name == peer.name]
+        self._invalid = {open for open in self._invalid if open in self.members}
+        if not self._holds(peer):
+            self._invalid.add(transport)
+        crowd = self._crowd(peer.name, transport in self._invalid)
         if len(crowd) > self.of_member:
             del self.members[crowd[0]]
             crowd[0].abort()
@@ -165,12 +169,30 @@ class Listener:
             self.events.complain("too many connections", peer=peer.name, reason=reason)
         return peer
 
+    def _crowd(self, name: str, invalid: bool) -> list[asyncio.Transport]:
+        """The connections that share one member's number.
+
+        All whose certificates do not hold share one: who stole a key that was revoked since, or has an
+        authority that does not vouch for the name, must not end that member's own connections.
+        """
+        if invalid:
+            return [open for open in self.members if open in self._invalid]
+        return [open for open, of in self.members.items() if of.name == name and open not in self._invalid]
+
+    def _holds(self, peer: Peer) -> bool:
+        try:
+            if self.credentials is not None:
+                self.credentials.check(peer.name, peer.certificate)
+        except HoldfastError:
+            return False
+        return True
+
     def drop_revoked(self) -> None:
         """Ends the connections of callers whose certificates hold no longer."""
         for transport, peer in list(self.members.items()):
             try:
                 if self.credentials is not None:
-                    self.credentials.check(peer.name, peer.certificate)
+                    self.credentials.check_again(peer.name, peer.certificate)
             except HoldfastError as error:
                 if not transport.is_closing():
                     self.events.complain("refused", peer=peer.name[:80] or "somebody", reason=str(error))

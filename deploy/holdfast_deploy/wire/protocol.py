@@ -127,7 +127,7 @@ async def pieces_of(content: aiohttp.StreamReader) -> Pieces:
     while True:
         try:
             async with asyncio.timeout(SILENCE):
-                piece, _ = await content.readchunk()
+                piece = await content.readany()  # not chunk by chunk: they may have a byte each
         except (web.RequestPayloadError, HttpProcessingError) as error:
             raise HoldfastError(f"not HTTP: {error}") from None
         if piece:

@@ -52,8 +52,8 @@ class Replay:
         self.content = self
         yield self
 
-    async def readchunk(self) -> tuple[bytes, bool]:
-        return (self.frames.pop(0), True) if self.frames else (b"", False)
+    async def readany(self) -> bytes:
+        return self.frames.pop(0) if self.frames else b""
 
     def at_eof(self) -> bool:
         return not self.frames

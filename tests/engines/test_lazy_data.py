@@ -112,7 +112,7 @@ def test_a_real_network(kind: str, own: str, expected: dict[str, Any], tmp_path:
     assert not run.errors
     found = torch.stack([run.models[name] for name in federation.names])
     assert torch.allclose(found, expected[kind][0], rtol=1e-12, atol=1e-14)
-    assert ("local_loss" in run.members["a"].metrics) == (kind == "everybody")
+    assert ("local_loss" in run.members["a"].accounts.metrics) == (kind == "everybody")
 
 
 def test_a_site_goes_on_with_its_own_data_only(tmp_path: Path) -> None:
